@@ -1,0 +1,20 @@
+//! How the processes of a job find each other: a small key-value store and the rendezvous on it.
+//!
+//! | store | for |
+//! |---|---|
+//! | [`HashStore`] | the threads of one process |
+//! | [`PrefixStore`] | a name space inside another store |
+#![forbid(unsafe_code)]
+
+mod deadline;
+mod error;
+mod hash;
+mod prefix;
+mod store;
+pub mod table;
+
+pub use deadline::Deadline;
+pub use error::{Result, StoreError};
+pub use hash::HashStore;
+pub use prefix::PrefixStore;
+pub use store::{DEFAULT_TIMEOUT, Store};
