@@ -3,6 +3,7 @@
 //! | store | for |
 //! |---|---|
 //! | [`HashStore`] | the threads of one process |
+//! | [`TcpStore`] | processes on any hosts, through a [`TcpStoreServer`] or a PyTorch one |
 //! | [`PrefixStore`] | a name space inside another store |
 #![forbid(unsafe_code)]
 
@@ -12,9 +13,13 @@ mod hash;
 mod prefix;
 mod store;
 pub mod table;
+pub mod tcp;
+pub mod token;
 
 pub use deadline::Deadline;
 pub use error::{Result, StoreError};
 pub use hash::HashStore;
 pub use prefix::PrefixStore;
 pub use store::{DEFAULT_TIMEOUT, Store};
+pub use tcp::{TcpStore, TcpStoreOptions, TcpStoreServer};
+pub use token::JobToken;

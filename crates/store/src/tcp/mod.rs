@@ -1,0 +1,10 @@
+//! The TCP store: PyTorch's protocol, client and server.
+
+mod client;
+mod connection;
+mod server;
+pub mod state;
+pub mod wire;
+
+pub use client::{TcpStore, TcpStoreOptions};
+pub use server::TcpStoreServer;
