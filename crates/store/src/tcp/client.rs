@@ -144,12 +144,8 @@ impl TcpStore {
     ///
     /// The protocol has no error answers, so the server can only close. A new connection tells.
     fn explain_add(&self, key: &str, delta: i64) -> Option<StoreError> {
-        let options = TcpStoreOptions {
-            timeout: CANCEL_LIMIT,
-            ..self.options.clone()
-        };
-        let deadline = Deadline::after(options.timeout);
-        let mut connection = Connection::open(&options, deadline).ok()?;
+        let deadline = Deadline::after(CANCEL_LIMIT);
+        let mut connection = Connection::open_once(&self.options, deadline).ok()?;
         let wire_key = [wire_key("add", key).ok()?];
         let present = Request::Check { keys: &wire_key };
         let Ok(Reply::Status(READY)) = connection.call("add", &present, Shape::Status, deadline)

@@ -6,6 +6,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use socket2::{SockRef, TcpKeepalive};
 
 use super::client::TcpStoreOptions;
 use super::state::PURPOSE;
@@ -37,6 +38,16 @@ pub(super) struct Connection {
     broken: Option<String>,
 }
 
+/// Why an attempt to connect failed.
+pub(super) enum Failure {
+    /// Nobody listens, or the name is unknown: the server may come yet.
+    NotThere(String),
+    /// Somebody listens but did not shake hands.
+    Refused(String),
+    /// Trying again will not help.
+    Final(StoreError),
+}
+
 impl Connection {
     /// Dials until somebody answers as a store or the deadline passes.
     pub(super) fn open(options: &TcpStoreOptions, deadline: Deadline) -> Result<Self> {
@@ -44,25 +55,14 @@ impl Connection {
         let (mut attempts, mut refusals) = (0, 0);
         loop {
             attempts += 1;
-            let failure = match dial(options, deadline) {
-                Ok((stream, peer)) => {
-                    let mut connection = Self {
-                        stream,
-                        peer,
-                        output: vec![],
-                        input: vec![],
-                        broken: None,
-                    };
-                    match connection.shake_hands(options.token.as_ref(), deadline) {
-                        Ok(()) => return Ok(connection),
-                        Err(err @ StoreError::Token { .. }) => return Err(err),
-                        Err(err) => {
-                            refusals += 1;
-                            err.to_string()
-                        }
-                    }
+            let failure = match Self::open_once(options, deadline) {
+                Ok(connection) => return Ok(connection),
+                Err(Failure::Final(err)) => return Err(err),
+                Err(Failure::NotThere(why)) => why,
+                Err(Failure::Refused(why)) => {
+                    refusals += 1;
+                    why
                 }
-                Err(failure) => failure,
             };
             let final_refusal = refusals >= REFUSALS && deadline.elapsed() >= REFUSAL_TIME;
             if deadline.passed() || final_refusal {
@@ -74,6 +74,26 @@ impl Connection {
             let jittered = pause.mul_f64(0.5 + fastrand::f64());
             std::thread::sleep(jittered.min(deadline.left()));
             pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// One attempt.
+    pub(super) fn open_once(
+        options: &TcpStoreOptions,
+        deadline: Deadline,
+    ) -> Result<Self, Failure> {
+        let (stream, peer) = dial(options, deadline).map_err(Failure::NotThere)?;
+        let mut connection = Self {
+            stream,
+            peer,
+            output: vec![],
+            input: vec![],
+            broken: None,
+        };
+        match connection.shake_hands(options.token.as_ref(), deadline) {
+            Ok(()) => Ok(connection),
+            Err(err @ StoreError::Token { .. }) => Err(Failure::Final(err)),
+            Err(err) => Err(Failure::Refused(err.to_string())),
         }
     }
 
@@ -305,6 +325,14 @@ fn describe(err: &io::Error) -> String {
     }
 }
 
+/// How soon a peer whose host vanished is noticed: after two minutes of silence.
+pub(super) fn keepalive() -> TcpKeepalive {
+    TcpKeepalive::new()
+        .with_time(Duration::from_secs(60))
+        .with_interval(Duration::from_secs(15))
+        .with_retries(4)
+}
+
 /// One attempt at every address of the host.
 fn dial(options: &TcpStoreOptions, deadline: Deadline) -> Result<(TcpStream, SocketAddr), String> {
     let addrs = resolve(&options.host, options.port, deadline)?;
@@ -314,6 +342,7 @@ fn dial(options: &TcpStoreOptions, deadline: Deadline) -> Result<(TcpStream, Soc
         let limit = deadline.left().max(Duration::from_millis(1));
         let connected = TcpStream::connect_timeout(&addr, limit).and_then(|stream| {
             stream.set_nodelay(true)?;
+            SockRef::from(&stream).set_tcp_keepalive(&keepalive())?;
             stream.set_nonblocking(true)?;
             Ok(stream)
         });

@@ -17,6 +17,7 @@ use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 use socket2::{Domain, Protocol, Socket, Type};
 
+use super::connection::keepalive;
 use super::state::{ConnId, Fault, Outbox, ServerState};
 use super::wire::{Decoder, READY};
 use crate::error::{Result, StoreError};
@@ -137,6 +138,8 @@ fn bind_all(addrs: &[SocketAddr]) -> Result<Vec<TcpListener>> {
 fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
+    // Accepted sockets inherit this; clients on hosts that vanished do not stay for ever.
+    socket.set_tcp_keepalive(&keepalive())?;
     if addr.is_ipv6() {
         // `[::]` serves IPv4 clients as well, as PyTorch's server does.
         socket.set_only_v6(false)?;
@@ -168,6 +171,8 @@ struct Connection {
     /// Distinguishes connections that had the same number one after the other.
     serial: u64,
     decoder: Decoder,
+    /// The handshake is over.
+    open: bool,
     /// Bytes of a request that is not whole yet, or that has to wait for answers to leave.
     input: Vec<u8>,
     /// Answers that the socket did not take yet.
@@ -343,6 +348,7 @@ impl EventLoop {
             peer,
             serial,
             decoder: Decoder::default(),
+            open: false,
             input: Vec::new(),
             output: Vec::new(),
             readable: false,
@@ -538,7 +544,14 @@ impl Connection {
             if self.output.len() >= MAX_UNSENT {
                 break true;
             }
-            let Some((part, len)) = self.decoder.next(&input[used..])? else {
+            let rest = &input[used..];
+            if let Some(&opcode) = rest.first()
+                && !self.open
+            {
+                state.admits(conn, opcode)?;
+                self.open = state.is_open(conn);
+            }
+            let Some((part, len)) = self.decoder.next(rest)? else {
                 break false;
             };
             used += len;

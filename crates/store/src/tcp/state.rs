@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::wire::{ListOp, MAGIC, NOT_READY, Part, READY, Request, WireError, put_bytes};
+use super::wire::{ListOp, MAGIC, NOT_READY, Opcode, Part, READY, Request, WireError, put_bytes};
 use crate::table::{AddError, Table};
 use crate::token::{Handshake, JobToken, Nonce, random_nonce};
 
@@ -209,6 +209,23 @@ impl ServerState {
             .get(conn)
             .and_then(Option::as_ref)
             .is_some_and(|c| c.phase == Phase::Open)
+    }
+
+    /// Whether a request that begins with `opcode` may come now.
+    ///
+    /// Asked at the first byte, so that a stranger cannot make the server collect a long request.
+    pub fn admits(&self, conn: ConnId, opcode: u8) -> Result<(), Fault> {
+        let phase = &self.clients[conn]
+            .as_ref()
+            .expect("connection is announced")
+            .phase;
+        match phase {
+            Phase::Open => Ok(()),
+            Phase::New if opcode == Opcode::Validate as u8 => Ok(()),
+            Phase::New => Err(Fault::NotValidated),
+            _ if opcode == Opcode::Auth as u8 => Ok(()),
+            _ => Err(Fault::TokenMissing),
+        }
     }
 
     /// The data, for inspection.
