@@ -2,12 +2,14 @@
 //!
 //! | store | for |
 //! |---|---|
+//! | [`FileStore`] | processes that share a file system; the file is PyTorch's |
 //! | [`HashStore`] | the threads of one process |
 //! | [`PrefixStore`] | a name space inside another store |
 #![forbid(unsafe_code)]
 
 mod deadline;
 mod error;
+mod file;
 mod hash;
 mod prefix;
 mod store;
@@ -15,6 +17,7 @@ pub mod table;
 
 pub use deadline::Deadline;
 pub use error::{Result, StoreError};
+pub use file::FileStore;
 pub use hash::HashStore;
 pub use prefix::PrefixStore;
 pub use store::{DEFAULT_TIMEOUT, Store};
