@@ -2,6 +2,7 @@
 //!
 //! | store | for |
 //! |---|---|
+//! | [`FileStore`] | processes that share a file system; the file is PyTorch's |
 //! | [`HashStore`] | the threads of one process |
 //! | [`TcpStore`] | processes on any hosts, through a [`TcpStoreServer`] or a PyTorch one |
 //! | [`PrefixStore`] | a name space inside another store |
@@ -9,6 +10,7 @@
 
 mod deadline;
 mod error;
+mod file;
 mod hash;
 mod prefix;
 mod store;
@@ -18,6 +20,7 @@ pub mod token;
 
 pub use deadline::Deadline;
 pub use error::{Result, StoreError};
+pub use file::FileStore;
 pub use hash::HashStore;
 pub use prefix::PrefixStore;
 pub use store::{DEFAULT_TIMEOUT, Store};

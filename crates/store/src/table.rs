@@ -113,6 +113,11 @@ impl Table {
         }
     }
 
+    /// The oldest element of a queue, which stays in it.
+    pub fn queue_front(&self, key: &[u8]) -> Option<&[u8]> {
+        self.queues.get(key)?.front().map(Vec::as_slice)
+    }
+
     /// Takes the oldest element of a queue. An emptied queue leaves nothing behind.
     pub fn queue_pop(&mut self, key: &[u8]) -> Option<Vec<u8>> {
         let queue = self.queues.get_mut(key)?;
