@@ -3,13 +3,14 @@
 use std::cell::Cell;
 use std::ffi::OsString;
 use std::io::Write as _;
+use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
+use phalanx_store::{JobToken, Store, TcpStore, TcpStoreOptions};
 use rustix::process::{Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
 
 use crate::crew::call_back;
@@ -22,6 +23,8 @@ pub(crate) const CALL_VAR: &str = "PHALANX_TESTKIT_CALL";
 pub(crate) const RANK_VAR: &str = "PHALANX_TESTKIT_RANK";
 pub(crate) const SIZE_VAR: &str = "PHALANX_TESTKIT_SIZE";
 pub(crate) const DIR_VAR: &str = "PHALANX_TESTKIT_DIR";
+/// The address of the store that the harness hosts, whatever the test does to `MASTER_ADDR`.
+pub(crate) const STORE_VAR: &str = "PHALANX_TESTKIT_STORE";
 /// The process id of the harness, if it started the process.
 pub(crate) const PARENT_VAR: &str = "PHALANX_TESTKIT_PARENT";
 /// Where to call back, if a launcher started the process.
@@ -39,6 +42,7 @@ pub struct Rank {
     rank: usize,
     size: usize,
     dir: PathBuf,
+    store: OnceLock<Arc<dyn Store>>,
 }
 
 impl Rank {
@@ -50,6 +54,16 @@ impl Rank {
     /// The number of ranks.
     pub fn size(&self) -> usize {
         self.size
+    }
+
+    /// The store that the test's process hosts for this world: the one that `MASTER_ADDR` and
+    /// `MASTER_PORT` name. All calls return the same handle.
+    ///
+    /// # Panics
+    ///
+    /// If it cannot be reached.
+    pub fn store(&self) -> Arc<dyn Store> {
+        Arc::clone(self.store.get_or_init(connect_store))
     }
 
     /// An empty directory that all ranks of this world share and that is removed after it.
@@ -112,6 +126,7 @@ pub(crate) fn live(body: impl FnOnce(&Rank)) -> ! {
         rank,
         size: parsed(SIZE_VAR, &required(SIZE_VAR)),
         dir: required(DIR_VAR).into(),
+        store: OnceLock::new(),
     };
 
     let panicked_at = note_panics_of_this_thread();
@@ -129,6 +144,17 @@ pub(crate) fn live(body: impl FnOnce(&Rank)) -> ! {
     let _ = std::io::stdout().flush();
     write_raw(&end_mark(&EndMark { at, panic }));
     std::process::exit(code)
+}
+
+fn connect_store() -> Arc<dyn Store> {
+    let addr: SocketAddr = parsed(STORE_VAR, &required(STORE_VAR));
+    let token = JobToken::from_env();
+    let options = TcpStoreOptions {
+        token: token.unwrap_or_else(|err| panic!("{err}")),
+        ..TcpStoreOptions::new(addr.ip().to_string(), addr.port())
+    };
+    let store = TcpStore::connect(&options);
+    Arc::new(store.unwrap_or_else(|err| panic!("the store of the test: {err}")))
 }
 
 /// Ties this process to the one that started it.
@@ -208,5 +234,5 @@ fn required(name: &str) -> String {
 
 fn parsed<T: std::str::FromStr>(name: &str, value: &str) -> T {
     let parsed = value.parse().ok();
-    parsed.unwrap_or_else(|| panic!("{name}={value:?} is not a number"))
+    parsed.unwrap_or_else(|| panic!("{name}={value:?} cannot be read"))
 }

@@ -2,10 +2,13 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::panic::Location;
 use std::process::Command;
 use std::time::Duration;
 
+use phalanx_store::token::TOKEN_VAR;
+use phalanx_store::{JobToken, TcpStoreServer};
 use tempfile::TempDir;
 
 use crate::call::{identify, test_name_of};
@@ -70,6 +73,8 @@ impl World {
     }
 
     /// Gives every rank a variable: the way to hand over values made in the test's process.
+    ///
+    /// `PHALANX_TOKEN` is also what the store of this world then asks for.
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         let value = value.as_ref().to_owned();
         self.env.push((name.as_ref().to_owned(), Some(value)));
@@ -161,6 +166,7 @@ impl World {
     }
 
     fn start(&self, test: &str, call: &str, patience: Patience) -> io::Result<(Outcome, TempDir)> {
+        let store = self.host_store()?;
         let dir = tempfile::Builder::new().prefix("phalanx-test-").tempdir()?;
         let exe = std::env::current_exe()?;
         // `--include-ignored`: whoever runs an ignored test has asked for it already.
@@ -174,7 +180,12 @@ impl World {
             command
                 .env(child::CALL_VAR, call)
                 .env(child::SIZE_VAR, self.size.to_string())
-                .env(child::DIR_VAR, dir.path());
+                .env(child::DIR_VAR, dir.path())
+                .env(child::STORE_VAR, store.local_addr().to_string())
+                .env("MASTER_ADDR", store.local_addr().ip().to_string())
+                .env("MASTER_PORT", store.local_addr().port().to_string())
+                .env("TORCHELASTIC_USE_AGENT_STORE", "True")
+                .env("TORCHELASTIC_RESTART_COUNT", "0");
             self.apply_env(command);
         };
         let mut crew: Box<dyn Crew> = match &self.launcher {
@@ -201,6 +212,17 @@ impl World {
         };
         let outcome = supervise(&mut *crew, self.deadline, patience, dir.path())?;
         Ok((outcome, dir))
+    }
+
+    /// On a port of its own, so that worlds do not meet.
+    fn host_store(&self) -> io::Result<TcpStoreServer> {
+        let given = self.env.iter().rfind(|(name, _)| name == TOKEN_VAR);
+        let token = given.and_then(|(_, value)| value.as_ref()?.to_str());
+        let token = token.filter(|text| !text.is_empty());
+        let token = token.map(JobToken::new).transpose();
+        let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let server = token.and_then(|token| TcpStoreServer::start(&[addr], token));
+        server.map_err(io::Error::other)
     }
 
     fn set_rank(&self, command: &mut Command, rank: usize) {
