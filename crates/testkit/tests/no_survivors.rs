@@ -39,9 +39,8 @@ fn hang(rank: usize) {
     let dir = std::env::var(PIDS_VAR).unwrap();
     let file = Path::new(&dir).join(rank.to_string());
     std::fs::write(file, format!("{}\n", std::process::id())).unwrap();
-    loop {
-        std::thread::sleep(LONG);
-    }
+    // Not for ever: where the harness fails, this is what it leaves behind.
+    std::thread::sleep(2 * LONG);
 }
 
 /// Whether a process still does something; what nobody has waited for yet is dead all the same.

@@ -1,7 +1,7 @@
 //! The harness keeps its promises about worlds that end by themselves or at the deadline.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use phalanx_testkit::{End, World, is_rank};
 
@@ -108,6 +108,7 @@ fn the_rank_that_panicked_first_is_reported_first_with_its_message() {
 
 #[test]
 fn the_others_are_killed_soon_after_a_rank_has_failed() {
+    let start = Instant::now();
     let report = failure(|| {
         World::new(3).deadline(LONG).run(|ctx| {
             ctx.op("wait for ever");
@@ -120,6 +121,7 @@ fn the_others_are_killed_soon_after_a_rank_has_failed() {
     position(&report, "rank 1 of 3 panicked: boom");
     position(&report, "rank 0 of 3: was killed by the harness");
     position(&report, "rank 2 of 3: was killed by the harness");
+    assert!(start.elapsed() < LONG, "they were killed at the deadline");
 }
 
 #[test]
