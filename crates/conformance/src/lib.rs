@@ -1,1 +1,2 @@
-//! x
+//! The suites that every store and every process group must pass.
+#![forbid(unsafe_code)]
