@@ -1,7 +1,6 @@
 //! What a TCP store server knows and does: requests in, answers and wake-ups out.
 //!
-//! No sockets and no clock: the event loop in [`server`](super::server) feeds it, and tests and
-//! fuzzers drive it alone.
+//! No sockets and no clock: the server's event loop feeds it, and tests and fuzzers drive it alone.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
