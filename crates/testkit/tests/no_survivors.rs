@@ -21,6 +21,7 @@ fn shell_launcher() -> [&'static str; 4] {
 }
 
 #[test]
+#[ignore = "the child process of another test"]
 fn helper_that_is_killed() {
     if std::env::var_os(PIDS_VAR).is_some() {
         World::new(3).deadline(LONG).run(|ctx| hang(ctx.rank()));
@@ -28,6 +29,7 @@ fn helper_that_is_killed() {
 }
 
 #[test]
+#[ignore = "the child process of another test"]
 fn helper_with_a_launcher_that_is_killed() {
     if std::env::var_os(PIDS_VAR).is_some() {
         let world = World::new(3).deadline(LONG).launcher(shell_launcher());
@@ -62,7 +64,7 @@ fn kill_while_running(helper: &str) {
     let dir = tempfile::tempdir().unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
-        .args([helper, "--exact", "--nocapture"])
+        .args([helper, "--exact", "--include-ignored", "--nocapture"])
         .env(PIDS_VAR, dir.path());
     let mut test = Proc::spawn(command).unwrap();
     let mut pids = Vec::new();

@@ -16,7 +16,8 @@ use tally::Tally;
 ///
 /// A failing suite does not stop the others; its output is repeated at the end, before a table of
 /// suites and a last line `N passed, M failed`. A suite whose tools are missing is skipped, and
-/// the table says why. Tests marked #[ignore] count as skipped.
+/// the table says why. Tests marked `#[ignore]` count as skipped,
+/// except with the reason "the child process of another test".
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Rust only: leave out what needs C libraries or a training framework

@@ -27,7 +27,7 @@ impl fmt::Display for Line {
         let Tally { passed, failed, .. } = self.tally;
         write!(f, "{}: {passed} passed, {failed} failed", self.suite)?;
         if self.tally.skipped > 0 {
-            let (skipped, why) = (self.tally.skipped, &self.tally.why_skipped);
+            let (skipped, why) = (self.tally.skipped, self.tally.why_skipped());
             write!(f, ", {skipped} skipped ({why})")?;
         }
         write!(f, " in {:.1} min", self.minutes())
@@ -82,7 +82,7 @@ impl fmt::Display for Report {
                 "{:<12} {:7.1} {counts}  {}",
                 line.suite,
                 line.minutes(),
-                line.tally.why_skipped
+                line.tally.why_skipped()
             );
             writeln!(f, "{}", row.trim_end())?;
         }

@@ -11,19 +11,25 @@ const TAIL_LINES: usize = 60;
 /// How many lines of failing tests are repeated.
 const FAILURE_LINES: usize = 1000;
 
+/// The reason that marks a test as no test: `#[ignore = "..."]` on what another test runs in a
+/// process of its own. It is neither skipped nor, on its own, worth a pass.
+const CHILD: &str = "the child process of another test";
+
 /// Counts the tests of a suite while its commands run, and remembers what failed.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) passed: u64,
     pub(super) failed: u64,
     pub(super) skipped: u64,
-    pub(super) why_skipped: String,
+    why_skipped: Vec<String>,
     /// What to show again at the end.
     pub(super) evidence: Vec<String>,
     before: Counts,
     tail: VecDeque<String>,
     failures: Vec<String>,
     in_failures: bool,
+    /// Since the last result.
+    ignored: Vec<String>,
 }
 
 /// What libtest reported before the running command.
@@ -43,13 +49,14 @@ impl Tally {
         if self.in_failures && self.failures.len() < FAILURE_LINES {
             self.failures.push(line.to_owned());
         }
+        if let Some(reason) = parse_ignored(line) {
+            self.ignored.push(reason.to_owned());
+        }
         if let Some(counts) = parse_result(line) {
             self.in_failures = false;
             self.passed += counts.passed;
             self.failed += counts.failed;
-            if counts.ignored > 0 {
-                self.skip(counts.ignored, "tests marked #[ignore]");
-            }
+            self.count_ignored(counts.ignored);
         }
         if self.tail.len() == TAIL_LINES {
             self.tail.pop_front();
@@ -90,8 +97,34 @@ impl Tally {
     /// Counts something that was not run.
     pub(super) fn skip(&mut self, count: u64, why: &str) {
         self.skipped += count;
-        self.why_skipped = why.to_owned();
+        if !self.why_skipped.iter().any(|known| known == why) {
+            self.why_skipped.push(why.to_owned());
+        }
     }
+
+    /// All reasons for which something was not run.
+    pub(super) fn why_skipped(&self) -> String {
+        self.why_skipped.join("; ")
+    }
+
+    fn count_ignored(&mut self, mut count: u64) {
+        for reason in std::mem::take(&mut self.ignored) {
+            count = count.saturating_sub(1);
+            if reason != CHILD {
+                self.skip(1, &format!("#[ignore] {reason}"));
+            }
+        }
+        // Tests whose line was broken up by other output still count.
+        if count > 0 {
+            self.skip(count, "#[ignore]");
+        }
+    }
+}
+
+/// Reads libtest's `test name ... ignored, reason`.
+fn parse_ignored(line: &str) -> Option<&str> {
+    let (_, reason) = line.strip_prefix("test ")?.split_once(" ... ignored")?;
+    Some(reason.strip_prefix(", ").unwrap_or("without a reason"))
 }
 
 /// Reads libtest's `test result: ok. 3 passed; 0 failed; 1 ignored; ...`.
@@ -132,7 +165,24 @@ mod tests {
     fn results_of_all_test_programs_are_summed() {
         let tally = tally(&[GOOD, "other text", BAD, GOOD], 101);
         assert_eq!((tally.passed, tally.failed, tally.skipped), (8, 2, 2));
-        assert_eq!(tally.why_skipped, "tests marked #[ignore]");
+        assert_eq!(tally.why_skipped(), "#[ignore]");
+    }
+
+    #[test]
+    fn what_another_test_runs_is_not_skipped() {
+        let child = format!("test a ... ignored, {CHILD}");
+        let result = GOOD.replace("1 ignored", "3 ignored");
+        let lines = [
+            &child,
+            "test b ... ignored, slow",
+            "test c ... ignored",
+            &result,
+            GOOD,
+        ];
+        let tally = tally(&lines, 0);
+        assert_eq!((tally.passed, tally.failed, tally.skipped), (6, 0, 3));
+        let why = "#[ignore] slow; #[ignore] without a reason; #[ignore]";
+        assert_eq!(tally.why_skipped(), why);
     }
 
     #[test]
