@@ -56,5 +56,5 @@ mod world;
 pub use child::{Rank, is_rank};
 pub use log::Log;
 pub use outcome::{End, Outcome, RankOutcome};
-pub use process::Proc;
+pub use process::{Proc, Signal};
 pub use world::World;

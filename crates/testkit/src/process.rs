@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use phalanx_store::Deadline;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, kill_process_group, pidfd_open, pidfd_send_signal};
+
+pub use rustix::process::Signal;
 
 use crate::log::Log;
 

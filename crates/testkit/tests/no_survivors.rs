@@ -5,8 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use phalanx_testkit::{End, Proc, World};
-use rustix::process::Signal;
+use phalanx_testkit::{End, Proc, Signal, World};
 
 const LONG: Duration = Duration::from_secs(120);
 
