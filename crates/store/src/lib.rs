@@ -13,6 +13,7 @@ mod error;
 mod file;
 mod hash;
 mod prefix;
+pub mod rendezvous;
 mod store;
 pub mod table;
 pub mod tcp;
