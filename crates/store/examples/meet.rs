@@ -40,7 +40,7 @@ fn run() -> Result<ExitCode> {
         eprintln!("meet: rank {rank} fails as asked");
         return Ok(ExitCode::FAILURE);
     }
-    leave(&meeting)?;
+    meeting.leave()?;
     let expected = world_size * (world_size - 1) / 2;
     match usize::try_from(sum) == Ok(expected) {
         true => Ok(ExitCode::SUCCESS),
@@ -68,18 +68,4 @@ fn sum_of_ranks(meeting: &Rendezvous) -> Result<i64> {
     meeting.store.add("sum", rank)?;
     meeting.store.barrier("added", meeting.world_size())?;
     meeting.store.add("sum", 0)
-}
-
-/// Rank 0 may serve the store, so it leaves last.
-fn leave(meeting: &Rendezvous) -> Result<()> {
-    let done = |rank: usize| format!("done/{rank}");
-    meeting.store.set(&done(meeting.rank()), b"")?;
-    // The answer tells that the server has it.
-    meeting.store.check(&[&done(meeting.rank())])?;
-    if meeting.rank() == 0 {
-        for rank in 0..meeting.world_size() {
-            meeting.store.wait(&[&done(rank)])?;
-        }
-    }
-    Ok(())
 }

@@ -398,7 +398,7 @@ fn ranks_text(ranks: &[usize]) -> String {
     }
 }
 
-fn time_text(time: Duration) -> String {
+pub(super) fn time_text(time: Duration) -> String {
     match time.subsec_millis() {
         0 => format!("{} s", time.as_secs()),
         _ => format!("{} ms", time.as_millis()),

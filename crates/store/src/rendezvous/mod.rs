@@ -5,6 +5,7 @@
 //!
 //! let meeting = rendezvous::from_env()?;
 //! meeting.store.set(&format!("hello/{}", meeting.rank()), b"here")?;
+//! meeting.leave()?;
 //! # Ok::<(), phalanx_store::StoreError>(())
 //! ```
 //!
@@ -108,6 +109,30 @@ impl Rendezvous {
     /// Number of processes that have met.
     pub fn world_size(&self) -> usize {
         self.env.world_size
+    }
+
+    /// Ends the use of the store so that nobody loses it while still needing it: the rank that
+    /// serves it waits until all have called this, the others do not wait.
+    ///
+    /// Without this, the first process to end may take the store away from the others, who then
+    /// see a lost connection instead of an orderly end.
+    pub fn leave(self) -> Result<()> {
+        let everyone = i64::try_from(self.world_size()).unwrap_or(i64::MAX);
+        let (count, all) = ("left/count", "left/all");
+        if self.store.add(count, 1)? >= everyone {
+            self.store.set(all, b"")?;
+        }
+        if self.server.is_none() {
+            return Ok(());
+        }
+        self.store.wait(&[all]).map_err(|err| match err {
+            StoreError::Timeout { .. } => StoreError::Rendezvous(format!(
+                "{} of {everyone} ranks did not leave within {}",
+                everyone - self.store.add(count, 0).unwrap_or(0),
+                meet::time_text(self.timeouts.store())
+            )),
+            other => other,
+        })
     }
 
     /// Where this process serves the store, if it does.

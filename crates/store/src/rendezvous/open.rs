@@ -169,6 +169,8 @@ fn local_addresses(env: &LauncherEnv, host: &str, port: u16) -> Result<Vec<Socke
 }
 
 /// Many systems map a host's own name to 127.0.1.1, where no other host reaches it.
+///
+/// A loopback address that was written down as such is believed: several "hosts" may be one.
 fn only_loopback(env: &LauncherEnv, host: &str, local: &[SocketAddr]) -> Result<()> {
     let others = match (env.num_nodes, env.local_world_size) {
         (Some(nodes), _) => nodes > 1,
@@ -178,9 +180,41 @@ fn only_loopback(env: &LauncherEnv, host: &str, local: &[SocketAddr]) -> Result<
     if !others || !local.iter().all(|addr| addr.ip().is_loopback()) {
         return Ok(());
     }
+    let means = local[0].ip();
+    if host == "localhost" || host.parse::<IpAddr>().is_ok() {
+        tracing::warn!("the job runs on several hosts, but only this one reaches rank 0 at {host}");
+        return Ok(());
+    }
     Err(StoreError::Invalid(format!(
-        "the job runs on several hosts, but {host:?} means {} here, where other hosts cannot reach \
-         rank 0; set {BIND_VAR} to this host's network address, or to 0.0.0.0 for all",
-        local[0].ip()
+        "the job runs on several hosts, but {host:?} means {means} here, where other hosts cannot \
+         reach rank 0; set {BIND_VAR} to this host's network address, or to 0.0.0.0 for all"
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_for_loopback_does_not_serve_several_hosts() {
+        let several = LauncherEnv {
+            num_nodes: Some(2),
+            ..LauncherEnv::alone()
+        };
+        let loopback = [SocketAddr::from(([127, 0, 1, 1], 9))];
+        let text = only_loopback(&several, "node1", &loopback)
+            .unwrap_err()
+            .to_string();
+        assert!(text.contains("\"node1\" means 127.0.1.1 here"), "{text}");
+        assert!(text.contains("set PHALANX_STORE_BIND"), "{text}");
+        let network = [SocketAddr::from(([10, 0, 0, 1], 9))];
+        for (env, host, addrs) in [
+            (&several, "localhost", &loopback),
+            (&several, "127.0.1.1", &loopback),
+            (&several, "node1", &network),
+            (&LauncherEnv::alone(), "node1", &loopback),
+        ] {
+            only_loopback(env, host, addrs).unwrap();
+        }
+    }
 }
