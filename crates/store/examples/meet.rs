@@ -10,7 +10,7 @@
 //! ```
 //!
 //! With `--fail-before ATTEMPT` the last rank fails after the meeting in every attempt before that
-//! one, to see a launcher restart the job.
+//! one, and the others stay until they are ended, to see a launcher restart the job.
 
 use std::process::ExitCode;
 
@@ -19,7 +19,7 @@ use phalanx_store::{Result, StoreError};
 
 fn main() -> ExitCode {
     match run() {
-        Ok(code) => code,
+        Ok(()) => ExitCode::SUCCESS,
         Err(err) => {
             eprintln!("meet: {err}");
             ExitCode::FAILURE
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run() -> Result<ExitCode> {
+fn run() -> Result<()> {
     let fail_before = fail_before()?;
     let meeting = rendezvous::from_env()?;
     let sum = sum_of_ranks(&meeting)?;
@@ -36,14 +36,23 @@ fn run() -> Result<ExitCode> {
         "rank {rank} of {world_size}: sum of ranks {sum}; {:?}",
         meeting.env
     );
-    if meeting.env.restart_count < fail_before && rank == world_size - 1 {
-        eprintln!("meet: rank {rank} fails as asked");
-        return Ok(ExitCode::FAILURE);
+    if rank == world_size - 1 {
+        let fails = meeting.env.restart_count < fail_before;
+        meeting
+            .store
+            .set("plan", if fails { b"fail" } else { b"end" })?;
+        if fails {
+            return Err(StoreError::Rendezvous(format!(
+                "rank {rank} fails as asked"
+            )));
+        }
+    } else if meeting.store.get("plan")? == b"fail" {
+        meeting.store.wait(&["never"])?;
     }
     meeting.leave()?;
     let expected = world_size * (world_size - 1) / 2;
     match usize::try_from(sum) == Ok(expected) {
-        true => Ok(ExitCode::SUCCESS),
+        true => Ok(()),
         false => Err(StoreError::Rendezvous(format!(
             "the sum of ranks is {sum}, not {expected}: other processes use the same keys"
         ))),

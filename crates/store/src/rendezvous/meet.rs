@@ -9,16 +9,16 @@
 //! | `attempt_{n}/round_{k}/world` | the world size, and who said so first |
 //! | `attempt_{n}/round_{k}/rank_{r}` | which process is rank r |
 //! | `attempt_{n}/round_{k}/arrived` | how many ranks have registered |
-//! | `attempt_{n}/round_{k}/verdict` | the outcome: `ok`, or `failed` and why. Written once |
+//! | `attempt_{n}/round_{k}/verdict` | the outcome: `ok`, `moved`, or `failed` and why. Written once |
 //! | `attempt_{n}/round_{k}/heard` | how many ranks have read that it failed |
 //! | `attempt_{n}/round_{k}/world_{w}/...` | the job's own keys |
 //!
 //! *Attempts* differ between the hosts of a job: torchrun counts per host, and a host whose workers
-//! were healthy restarts them without counting. So the newest attempt holds for all; those who are
-//! still meeting in an older one are told to give up. *Rounds* tell apart what has the same
-//! attempt, such as a change of membership: a round whose verdict is `ok` is over. A round that
-//! was left unfinished by processes that are gone is not taken up again; it fails, and the launcher
-//! counts a new attempt.
+//! were healthy restarts them without counting. So the newest attempt holds for all, and those who
+//! wait in an older one move there. *Rounds* tell apart what has the same attempt, such as a change
+//! of membership: a round whose verdict is `ok` is over. A round that was left unfinished by
+//! processes that are gone is not taken up again, as it cannot be known who will still come; it
+//! fails, and the launcher counts a new attempt.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,6 +53,8 @@ const LINGER: Duration = Duration::from_secs(2);
 /// Keys asked for at once when looking for missing ranks.
 const CHUNK: usize = 64;
 
+const FOREIGN_KEYS: &str = "another program uses the same keys of this store";
+
 /// Waits for all ranks; returns the prefix of the keys that only they use.
 pub(super) fn meet(store: &Arc<dyn Store>, guest: &Guest, deadline: Deadline) -> Result<String> {
     let root = match &guest.run_id {
@@ -64,14 +66,21 @@ pub(super) fn meet(store: &Arc<dyn Store>, guest: &Guest, deadline: Deadline) ->
         guest,
         deadline,
     };
-    let attempt = meeting.newest_attempt(&root)?;
-    let attempt_root = attempt_root(&root, attempt);
-    let round = meeting.open_round(&attempt_root)?;
-    let result = meeting.join(&round);
-    if result.is_err() && guest.serves {
-        meeting.linger(&round);
+    loop {
+        let attempt = meeting.newest_attempt(&root)?;
+        if attempt != guest.attempt {
+            tracing::info!(own = guest.attempt, attempt, "others are further on");
+        }
+        if let Some(round) = meeting.join_attempt(&attempt_root(&root, attempt))? {
+            return Ok(round.key(&format!("world_{}", guest.world_size)));
+        }
+        if deadline.passed() {
+            return Err(StoreError::Rendezvous(format!(
+                "the ranks did not settle on one attempt within {}; do all hosts run the same job?",
+                time_text(guest.limit)
+            )));
+        }
     }
-    result.map(|()| round.key(&format!("world_{}", guest.world_size)))
 }
 
 fn attempt_root(root: &str, attempt: usize) -> String {
@@ -101,6 +110,8 @@ impl Round {
 /// How a round ended.
 enum Verdict {
     Met,
+    /// A newer attempt has begun.
+    Moved,
     Failed(String),
 }
 
@@ -108,6 +119,7 @@ impl Verdict {
     fn to_wire(&self) -> String {
         match self {
             Self::Met => "ok".to_owned(),
+            Self::Moved => "moved".to_owned(),
             Self::Failed(why) => format!("failed {why}"),
         }
     }
@@ -115,8 +127,9 @@ impl Verdict {
     fn from_wire(bytes: &[u8]) -> Self {
         match String::from_utf8_lossy(bytes).split_once(' ') {
             None if bytes == b"ok" => Self::Met,
+            None if bytes == b"moved" => Self::Moved,
             Some(("failed", why)) => Self::Failed(why.to_owned()),
-            _ => Self::Failed("another program uses the same keys of this store".to_owned()),
+            _ => Self::Failed(FOREIGN_KEYS.to_owned()),
         }
     }
 }
@@ -132,9 +145,8 @@ impl Meeting<'_> {
     fn newest_attempt(&self, root: &str) -> Result<usize> {
         let key = format!("{root}/attempt");
         let mine = self.guest.attempt;
-        let mut known = self
-            .store
-            .compare_set(&key, b"", mine.to_string().as_bytes())?;
+        let wire = mine.to_string().into_bytes();
+        let mut known = self.store.compare_set(&key, b"", &wire)?;
         loop {
             let text = String::from_utf8_lossy(&known).into_owned();
             let newest: usize = text.parse().map_err(|_| {
@@ -151,48 +163,50 @@ impl Meeting<'_> {
                     "could not announce attempt {mine} in time, others change {key:?} all the time"
                 )));
             }
-            let now = self
-                .store
-                .compare_set(&key, &known, mine.to_string().as_bytes())?;
-            if now == mine.to_string().as_bytes() {
-                let why = format!("attempt {mine} of this job has begun, attempt {newest} is over");
-                self.end_open_round(&attempt_root(root, newest), why)?;
+            let now = self.store.compare_set(&key, &known, &wire)?;
+            if now == wire {
+                self.end_open_round(&attempt_root(root, newest))?;
                 return Ok(mine);
             }
             known = now;
         }
     }
 
-    /// Tells those who still meet in an older attempt.
-    fn end_open_round(&self, attempt_root: &str, why: String) -> Result<()> {
+    /// Tells those who wait in an older attempt.
+    fn end_open_round(&self, attempt_root: &str) -> Result<()> {
         for number in 0..MAX_ROUNDS {
             let round = Round::new(attempt_root, number);
             if !self.store.check(&[&round.key("verdict")])? {
-                self.decide(&round, &Verdict::Failed(why))?;
+                self.decide(&round, &Verdict::Moved)?;
                 break;
             }
         }
         Ok(())
     }
 
-    /// The first round that is not over.
-    fn open_round(&self, attempt_root: &str) -> Result<Round> {
+    /// Meets in the first round that is not over. `None`: a newer attempt has begun.
+    fn join_attempt(&self, attempt_root: &str) -> Result<Option<Round>> {
         for number in 0..MAX_ROUNDS {
             let round = Round::new(attempt_root, number);
-            match self.verdict_now(&round)? {
-                None => return Ok(round),
-                Some(Verdict::Met) => self.may_meet_again(&round)?,
-                Some(Verdict::Failed(why)) => {
-                    self.store.add(&round.key("heard"), 1)?;
-                    if self.guest.serves {
-                        self.linger(&round);
-                    }
-                    return Err(StoreError::Rendezvous(format!(
-                        "the ranks gave up before rank {} ({}) joined: {why}",
-                        self.guest.rank, self.guest.who
-                    )));
+            let verdict = match self.verdict_now(&round)? {
+                None => self.join(&round)?,
+                Some(Verdict::Met) => {
+                    self.may_meet_again(&round)?;
+                    continue;
                 }
-            }
+                Some(Verdict::Failed(why)) => {
+                    let Guest { rank, who, .. } = self.guest;
+                    Verdict::Failed(format!(
+                        "the ranks gave up before rank {rank} ({who}) joined: {why}"
+                    ))
+                }
+                Some(Verdict::Moved) => Verdict::Moved,
+            };
+            return match verdict {
+                Verdict::Met => Ok(Some(round)),
+                Verdict::Moved => Ok(None),
+                Verdict::Failed(why) => Err(self.give_up(&round, why)),
+            };
         }
         Err(StoreError::Rendezvous(format!(
             "{MAX_ROUNDS} meetings were held below {attempt_root:?} already; restart the store"
@@ -243,8 +257,10 @@ impl Meeting<'_> {
     }
 
     /// Registers, then waits for the verdict.
-    fn join(&self, round: &Round) -> Result<()> {
-        self.agree_on_world(round)?;
+    fn join(&self, round: &Round) -> Result<Verdict> {
+        if let Some(disagreement) = self.world_differs(round)? {
+            return self.fail(round, disagreement);
+        }
         let mine = self.guest.who.to_wire();
         let holder = self
             .store
@@ -252,29 +268,22 @@ impl Meeting<'_> {
         if holder != mine.as_bytes() {
             let why = match Identity::from_wire(&holder) {
                 Some(holder) => self.twice(&holder),
-                None => Verdict::from_wire(b"").to_wire(),
+                None => FOREIGN_KEYS.to_owned(),
             };
-            return Err(self.fail(round, why));
+            return self.fail(round, why);
         }
         let arrived = self.store.add(&round.key("arrived"), 1)?;
         if usize::try_from(arrived).is_ok_and(|arrived| arrived >= self.guest.world_size) {
             self.decide(round, &Verdict::Met)?;
         }
         let verdict = round.key("verdict");
-        let verdict = match self.store.get_for(&verdict, self.deadline.left()) {
-            Err(StoreError::Timeout { .. }) => self.overdue(round)?,
-            other => Verdict::from_wire(&other?),
-        };
-        match verdict {
-            Verdict::Met => Ok(()),
-            Verdict::Failed(why) => {
-                self.store.add(&round.key("heard"), 1)?;
-                Err(StoreError::Rendezvous(why))
-            }
+        match self.store.get_for(&verdict, self.deadline.left()) {
+            Err(StoreError::Timeout { .. }) => self.overdue(round),
+            other => Ok(Verdict::from_wire(&other?)),
         }
     }
 
-    fn agree_on_world(&self, round: &Round) -> Result<()> {
+    fn world_differs(&self, round: &Round) -> Result<Option<String>> {
         let Guest {
             rank,
             world_size,
@@ -287,23 +296,31 @@ impl Meeting<'_> {
             .compare_set(&round.key("world"), b"", mine.as_bytes())?;
         let said = String::from_utf8_lossy(&said);
         let (size, first) = said.split_once(' ').unwrap_or((&said, "another process"));
-        if size == world_size.to_string() {
-            return Ok(());
-        }
-        let why = format!(
-            "the ranks disagree about the world size: {first} has {size}, rank {rank} ({who}) has \
-             {world_size}; start all with the same WORLD_SIZE"
-        );
-        Err(self.fail(round, why))
+        let differs = size != world_size.to_string();
+        Ok(differs.then(|| {
+            format!(
+                "the ranks disagree about the world size: {first} has {size}, rank {rank} ({who}) \
+                 has {world_size}; start all with the same WORLD_SIZE"
+            )
+        }))
     }
 
-    /// Makes the round fail for everyone.
-    fn fail(&self, round: &Round, why: String) -> StoreError {
-        let told = self.decide(round, &Verdict::Failed(why.clone()));
-        match told.and_then(|_| self.store.add(&round.key("heard"), 1)) {
-            Ok(_) => StoreError::Rendezvous(why),
-            Err(err) => StoreError::Rendezvous(format!("{why} (and telling the others: {err})")),
+    /// Makes the round fail for everyone, and for this rank also if the others have met.
+    fn fail(&self, round: &Round, why: String) -> Result<Verdict> {
+        match self.decide(round, &Verdict::Failed(why.clone()))? {
+            Verdict::Moved => Ok(Verdict::Moved),
+            _ => Ok(Verdict::Failed(why)),
         }
+    }
+
+    /// The error of a failed round, once those who need this process have read the verdict.
+    fn give_up(&self, round: &Round, why: String) -> StoreError {
+        // What matters is the reason; that the store is gone too, if it is, adds nothing.
+        let _ = self.store.add(&round.key("heard"), 1);
+        if self.guest.serves {
+            self.linger(round);
+        }
+        StoreError::Rendezvous(why)
     }
 
     /// Gives the verdict, or learns that there is one.
