@@ -9,8 +9,9 @@ use super::wire::{ListOp, MAGIC, NOT_READY, Opcode, Part, READY, Request, WireEr
 use crate::table::{AddError, Table};
 use crate::token::{Handshake, JobToken, Nonce, random_nonce};
 
-/// What the token handshake of a store connection is for.
-pub(super) const PURPOSE: &str = "phalanx store 1";
+/// What the token [`Handshake`] of a store connection is for; whoever speaks the protocol without
+/// [`TcpStore`](crate::TcpStore) needs it.
+pub const PURPOSE: &str = "phalanx store 1";
 
 /// Most key bytes one `WAIT` may leave behind on the server.
 ///
