@@ -4,9 +4,9 @@
 //! `cargo xtask test` is a line in `test/suites.rs`.
 #![forbid(unsafe_code)]
 
-#[allow(dead_code, reason = "for commands that download")]
 mod cache;
 mod fuzz;
+mod interop;
 mod shell;
 mod test;
 
@@ -26,6 +26,7 @@ struct Cli {
 enum Command {
     Test(test::Args),
     Fuzz(fuzz::Args),
+    Interop(interop::Args),
 }
 
 /// A failure as text for the person at the terminal.
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Test(args) => test::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
+        Command::Interop(args) => interop::run(&args),
     };
     result.unwrap_or_else(|failure| {
         eprintln!("error: {failure}");
