@@ -67,16 +67,16 @@ const RULES: &[Rule] = &[
     with_unsafe("phalanx-pg", &["phalanx-store"]),
     // Backends know the trait that they implement, and not each other.
     with_unsafe("phalanx-native", CORE),
-    with_unsafe("phalanx-gloo-sys", &[]),
+    with_unsafe("gloo-sys", &[]),
     with_unsafe(
         "phalanx-gloo",
-        &["phalanx-gloo-sys", "phalanx-pg", "phalanx-store"],
+        &["gloo-sys", "phalanx-pg", "phalanx-store"],
     ),
     with_unsafe("phalanx-mpi", CORE),
-    with_unsafe("phalanx-nccl-sys", &[]),
+    with_unsafe("nccl-sys", &[]),
     with_unsafe(
         "phalanx-nccl",
-        &["phalanx-nccl-sys", "phalanx-pg", "phalanx-store"],
+        &["nccl-sys", "phalanx-pg", "phalanx-store"],
     ),
     safe("phalanx-reducer", CORE),
     safe(
