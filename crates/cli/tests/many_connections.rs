@@ -126,7 +126,7 @@ fn ten_thousand_idle_clients_cost_little_and_delay_nobody() {
 }
 
 #[test]
-#[ignore = "runs in a process of its own, started by the test above"]
+#[ignore = "the child process of another test"]
 fn holds_idle_connections() {
     let Ok(target) = std::env::var(TARGET_VAR) else {
         return;
