@@ -34,8 +34,6 @@ const READ_LEN: usize = 64 << 10;
 const MAX_UNSENT: usize = 1 << 20;
 /// Bytes received in part or not yet sent, over all connections; the one that exceeds it is closed.
 const MAX_BUFFERED: usize = 512 << 20;
-/// New connections taken between two rounds of serving the others.
-const ACCEPTS_PER_ROUND: usize = 64;
 /// How long to wait after the system ran out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How long a client of a guarded server has to prove the token.
@@ -202,6 +200,8 @@ struct EventLoop {
     woken: Vec<ConnId>,
     /// Some listener may have more connections.
     acceptable: bool,
+    /// The listener to look at first.
+    next_listener: usize,
     accept_again: Option<Instant>,
     /// The last attempt failed, and this was said.
     accept_failing: bool,
@@ -224,6 +224,7 @@ impl EventLoop {
             run_queue: VecDeque::new(),
             woken: Vec::new(),
             acceptable: true,
+            next_listener: 0,
             accept_again: None,
             accept_failing: false,
             handshakes: VecDeque::new(),
@@ -296,34 +297,34 @@ impl EventLoop {
         }
     }
 
+    /// Takes one new connection at most: clients that are in wait for no queue of newcomers.
     fn accept(&mut self) {
         if self.accept_again.is_some_and(|at| at > Instant::now()) || !self.acceptable {
             return;
         }
         self.accept_again = None;
-        let mut left = ACCEPTS_PER_ROUND;
-        for i in 0..self.listeners.len() {
-            while left > 0 {
-                left -= 1;
-                match self.listeners[i].accept() {
-                    Ok((socket, peer)) => {
-                        self.accept_failing = false;
-                        self.open(socket, peer);
+        for _ in 0..self.listeners.len() {
+            match self.listeners[self.next_listener].accept() {
+                Ok((socket, peer)) => {
+                    self.accept_failing = false;
+                    self.open(socket, peer);
+                }
+                // The client gave up before its turn came.
+                Err(err) if err.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(err) if err.kind() == io::ErrorKind::WouldBlock => {
+                    self.next_listener = (self.next_listener + 1) % self.listeners.len();
+                    continue;
+                }
+                Err(err) => {
+                    if !std::mem::replace(&mut self.accept_failing, true) {
+                        tracing::warn!("the store cannot take new connections: {err}");
                     }
-                    Err(err) if err.kind() == io::ErrorKind::WouldBlock => break,
-                    // The client gave up before its turn came.
-                    Err(err) if err.kind() == io::ErrorKind::ConnectionAborted => {}
-                    Err(err) => {
-                        if !std::mem::replace(&mut self.accept_failing, true) {
-                            tracing::warn!("the store cannot take new connections: {err}");
-                        }
-                        self.accept_again = Some(Instant::now() + ACCEPT_PAUSE);
-                        return;
-                    }
+                    self.accept_again = Some(Instant::now() + ACCEPT_PAUSE);
                 }
             }
+            return;
         }
-        self.acceptable = left == 0;
+        self.acceptable = false;
     }
 
     fn open(&mut self, mut socket: TcpStream, peer: SocketAddr) {
