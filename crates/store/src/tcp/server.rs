@@ -34,6 +34,8 @@ const READ_LEN: usize = 64 << 10;
 const MAX_UNSENT: usize = 1 << 20;
 /// Bytes received in part or not yet sent, over all connections; the one that exceeds it is closed.
 const MAX_BUFFERED: usize = 512 << 20;
+/// New connections taken at once while nobody else wants anything.
+const ACCEPTS_WHEN_IDLE: usize = 8;
 /// How long to wait after the system ran out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How long a client of a guarded server has to prove the token.
@@ -136,7 +138,9 @@ fn bind_all(addrs: &[SocketAddr]) -> Result<Vec<TcpListener>> {
 fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
-    // Accepted sockets inherit this; clients on hosts that vanished do not stay for ever.
+    // Accepted sockets inherit both: answers leave at once, and clients on hosts that vanished do
+    // not stay for ever.
+    socket.set_tcp_nodelay(true)?;
     socket.set_tcp_keepalive(&keepalive())?;
     if addr.is_ipv6() {
         // `[::]` serves IPv4 clients as well, as PyTorch's server does.
@@ -179,6 +183,8 @@ struct Connection {
     readable: bool,
     /// Requests are left in `input` because answers could not leave.
     stalled: bool,
+    /// Wants to know when the socket takes more.
+    blocked: bool,
     /// In the run queue.
     queued: bool,
     /// The client will send no more.
@@ -297,12 +303,22 @@ impl EventLoop {
         }
     }
 
-    /// Takes one new connection at most: clients that are in wait for no queue of newcomers.
+    /// Takes new connections, few at a time: those who are in wait for no queue of newcomers.
     fn accept(&mut self) {
-        if self.accept_again.is_some_and(|at| at > Instant::now()) || !self.acceptable {
+        if self.accept_again.is_some_and(|at| at > Instant::now()) {
             return;
         }
         self.accept_again = None;
+        let busy = !self.run_queue.is_empty();
+        for _ in 0..if busy { 1 } else { ACCEPTS_WHEN_IDLE } {
+            if !self.acceptable || self.accept_again.is_some() {
+                return;
+            }
+            self.accept_one();
+        }
+    }
+
+    fn accept_one(&mut self) {
         for _ in 0..self.listeners.len() {
             match self.listeners[self.next_listener].accept() {
                 Ok((socket, peer)) => {
@@ -329,12 +345,8 @@ impl EventLoop {
 
     fn open(&mut self, mut socket: TcpStream, peer: SocketAddr) {
         let conn = self.free.pop().unwrap_or(self.connections.len());
-        let interest = Interest::READABLE | Interest::WRITABLE;
-        let ready = socket.set_nodelay(true).and_then(|()| {
-            self.poll
-                .registry()
-                .register(&mut socket, Token(conn), interest)
-        });
+        let registry = self.poll.registry();
+        let ready = registry.register(&mut socket, Token(conn), Interest::READABLE);
         if let Err(err) = ready {
             tracing::warn!(%peer, "the store refuses a connection: {err}");
             if conn < self.connections.len() {
@@ -354,6 +366,7 @@ impl EventLoop {
             output: Vec::new(),
             readable: false,
             stalled: false,
+            blocked: false,
             queued: false,
             ended: false,
             accounted: 0,
@@ -394,8 +407,11 @@ impl EventLoop {
         };
         connection.queued = false;
         match self.serve(conn) {
-            Ok(Next::Wait) => {}
-            Ok(Next::Again) => self.enqueue(conn),
+            Ok(Next::Wait) => self.watch(conn),
+            Ok(Next::Again) => {
+                self.watch(conn);
+                self.enqueue(conn);
+            }
             Ok(Next::Close) => self.close(conn, None),
             Err(fault) => self.close(conn, Some(&fault)),
         }
@@ -439,6 +455,29 @@ impl EventLoop {
         Ok(connection.next())
     }
 
+    /// Asks for an event when a socket that took no more takes more; most never do.
+    fn watch(&mut self, conn: ConnId) {
+        let Some(connection) = &mut self.connections[conn] else {
+            return;
+        };
+        let blocked = !connection.output.is_empty();
+        if blocked == connection.blocked {
+            return;
+        }
+        let interest = match blocked {
+            true => Interest::READABLE | Interest::WRITABLE,
+            false => Interest::READABLE,
+        };
+        let registry = self.poll.registry();
+        match registry.reregister(&mut connection.socket, Token(conn), interest) {
+            Ok(()) => connection.blocked = blocked,
+            Err(err) => {
+                tracing::warn!(peer = %connection.peer, "the store loses a client: {err}");
+                self.close(conn, None);
+            }
+        }
+    }
+
     /// Sends their byte to clients that were woken.
     fn notify(&mut self) {
         while let Some(conn) = self.woken.pop() {
@@ -446,8 +485,9 @@ impl EventLoop {
                 continue;
             };
             connection.output.push(READY);
-            if connection.send().is_err() {
-                self.close(conn, None);
+            match connection.send() {
+                Ok(()) => self.watch(conn),
+                Err(_) => self.close(conn, None),
             }
         }
     }
@@ -597,5 +637,20 @@ fn drop_front(buffer: &mut Vec<u8>, count: usize) {
         *buffer = Vec::new();
     } else {
         buffer.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accepted_sockets_inherit_what_the_listener_has() {
+        let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let _client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let accepted = std::iter::repeat_with(|| listener.accept()).find_map(|result| result.ok());
+        let (accepted, _) = accepted.unwrap();
+        assert!(accepted.nodelay().unwrap());
+        assert!(socket2::SockRef::from(&accepted).keepalive().unwrap());
     }
 }
