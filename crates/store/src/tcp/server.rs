@@ -38,6 +38,9 @@ const MAX_BUFFERED: usize = 512 << 20;
 const ACCEPTS_WHEN_IDLE: usize = 8;
 /// How long to wait after the system ran out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// How long the loop does not sleep after a new connection. Clients come in crowds and speak at
+/// once; waking the server for each step costs them more than this costs the server.
+const STAY_AWAKE: Duration = Duration::from_micros(50);
 /// How long a client of a guarded server has to prove the token.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 
@@ -209,6 +212,8 @@ struct EventLoop {
     /// The listener to look at first.
     next_listener: usize,
     accept_again: Option<Instant>,
+    /// Until then the loop looks for events without sleeping.
+    awake_until: Option<Instant>,
     /// The last attempt failed, and this was said.
     accept_failing: bool,
     /// Connections of a guarded server that have not proved the token, oldest first.
@@ -232,6 +237,7 @@ impl EventLoop {
             acceptable: true,
             next_listener: 0,
             accept_again: None,
+            awake_until: None,
             accept_failing: false,
             handshakes: VecDeque::new(),
             buffered: 0,
@@ -271,6 +277,9 @@ impl EventLoop {
     /// How long to sleep when nothing happens.
     fn patience(&self) -> Option<Duration> {
         if !self.run_queue.is_empty() || (self.acceptable && self.accept_again.is_none()) {
+            return Some(Duration::ZERO);
+        }
+        if self.awake_until.is_some_and(|until| until > Instant::now()) {
             return Some(Duration::ZERO);
         }
         let handshake = self.handshakes.front().map(|(limit, ..)| *limit);
@@ -376,6 +385,7 @@ impl EventLoop {
             None => self.connections.push(Some(connection)),
         }
         self.state.connect(conn);
+        self.awake_until = Some(Instant::now() + STAY_AWAKE);
         if self.guarded {
             self.handshakes
                 .push_back((Instant::now() + HANDSHAKE_LIMIT, conn, serial));
