@@ -2,7 +2,11 @@
 
 mod client;
 mod connection;
+mod cursor;
+mod event_loop;
+mod reply;
 mod server;
+mod session;
 pub mod state;
 pub mod wire;
 
