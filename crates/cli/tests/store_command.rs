@@ -4,6 +4,7 @@ mod harness;
 
 use std::process::Command;
 use std::sync::mpsc;
+use std::time::Duration;
 
 use harness::{Server, WATCHDOG};
 use phalanx_store::{Store, StoreError};
@@ -94,7 +95,7 @@ fn a_killed_server_turns_every_blocked_call_into_an_error() {
 }
 
 #[test]
-fn a_stopped_server_ends_blocked_calls_as_well() {
+fn a_terminated_server_ends_blocked_calls_as_well() {
     let mut server = Server::start();
     let store = server.store();
     let waiter = server.store();
@@ -104,4 +105,52 @@ fn a_stopped_server_ends_blocked_calls_as_well() {
     server.end();
     let err = thread.join().unwrap().unwrap_err();
     assert!(matches!(err, StoreError::Connection { .. }), "{err:?}");
+}
+
+#[test]
+fn calls_on_a_server_that_hangs_end_and_say_so() {
+    let server = Server::start();
+    type Call = fn(&dyn Store) -> Result<(), StoreError>;
+    let calls: [Call; 3] = [
+        |store| store.get("never").map(drop),
+        |store| store.add("counter", 1).map(drop),
+        |store| store.barrier("two", 2),
+    ];
+    let stores = calls.map(|_| server.store());
+    server.signal(Signal::STOP);
+    std::thread::scope(|scope| {
+        let ends = calls.iter().zip(&stores).map(|(call, store)| {
+            store.set_timeout(Duration::from_millis(300));
+            scope.spawn(move || call(store))
+        });
+        for end in ends.collect::<Vec<_>>() {
+            let err = end.join().unwrap().unwrap_err().to_string();
+            assert!(err.contains("has stopped answering"), "{err}");
+        }
+    });
+    server.signal(Signal::CONT);
+    server.store().set("k", b"v").unwrap();
+}
+
+#[test]
+fn a_long_answer_arrives_whole_and_a_longer_one_is_never_made() {
+    let server = Server::start();
+    let (store, other) = (server.store(), server.store());
+    let piece = vec![7; 8 << 20];
+    for _ in 0..8 {
+        store.append("long", &piece).unwrap();
+    }
+    let reader = std::thread::spawn(move || store.get("long").map(|value| (store, value)));
+    for _ in 0..100 {
+        assert_eq!(other.num_keys().unwrap(), 1);
+    }
+    let (store, value) = reader.join().unwrap().unwrap();
+    assert_eq!(value.len(), 8 * piece.len());
+    assert!(value.iter().all(|&byte| byte == 7));
+    store.append("long", b"x").unwrap();
+    assert!(matches!(
+        store.num_keys(),
+        Err(StoreError::Connection { .. })
+    ));
+    assert_eq!(other.num_keys().unwrap(), 1);
 }

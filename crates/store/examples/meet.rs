@@ -14,7 +14,7 @@
 
 use std::process::ExitCode;
 
-use phalanx_store::rendezvous::{self, Rendezvous};
+use phalanx_store::rendezvous::{self, Launcher, Rendezvous};
 use phalanx_store::{Result, StoreError};
 
 fn main() -> ExitCode {
@@ -30,6 +30,9 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     let fail_before = fail_before()?;
     let meeting = rendezvous::from_env()?;
+    if meeting.env.launcher == Launcher::None {
+        eprintln!("meet: no launcher variables are set, this is a world of one");
+    }
     let sum = sum_of_ranks(&meeting)?;
     let (rank, world_size) = (meeting.rank(), meeting.world_size());
     println!(

@@ -99,7 +99,8 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Blocks until `world_size` callers have arrived under `key`.
     ///
     /// A key serves one barrier: later arrivals pass at once. An arrival is not taken back when
-    /// its caller times out.
+    /// its caller times out. What the count is stored under differs between stores (over TCP the
+    /// key itself, elsewhere keys below it, both as in PyTorch), so use the key for nothing else.
     fn barrier_for(&self, key: &str, world_size: usize, limit: Duration) -> Result<()> {
         barrier_by_counting(self, key, world_size, limit)
     }

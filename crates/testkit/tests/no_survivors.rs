@@ -64,7 +64,9 @@ fn kill_while_running(helper: &str) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
         .args([helper, "--exact", "--include-ignored", "--nocapture"])
-        .env(PIDS_VAR, dir.path());
+        .env(PIDS_VAR, dir.path())
+        // What a killed test cannot remove itself.
+        .env("TMPDIR", dir.path());
     let mut test = Proc::spawn(command).unwrap();
     let mut pids = Vec::new();
     for rank in 0..3 {

@@ -196,8 +196,16 @@ impl Meeting<'_> {
                 }
                 Some(Verdict::Failed(why)) => {
                     let Guest { rank, who, .. } = self.guest;
+                    // Only a store that outlives its processes can hold what others left.
+                    let hint = match self.guest.fresh_store {
+                        true => "",
+                        false => {
+                            " (if an earlier job left this behind: end its processes, and start \
+                             with another store, file or run id)"
+                        }
+                    };
                     Verdict::Failed(format!(
-                        "the ranks gave up before rank {rank} ({who}) joined: {why}"
+                        "the ranks gave up before rank {rank} ({who}) joined: {why}{hint}"
                     ))
                 }
                 Some(Verdict::Moved) => Verdict::Moved,

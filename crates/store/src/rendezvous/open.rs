@@ -1,6 +1,6 @@
 //! From a [`MeetingPoint`] to a store: connecting, and serving where this rank has to.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::error::{Result, StoreError};
 use crate::file::FileStore;
 use crate::hash::HashStore;
 use crate::store::Store;
-use crate::tcp::{TcpStore, TcpStoreOptions, TcpStoreServer};
+use crate::tcp::{TcpStore, TcpStoreOptions, TcpStoreServer, resolve};
 
 /// A store at which the ranks of one job arrive.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ pub(super) fn open(
         } => {
             let serves = env.rank == 0 && !agent_hosted;
             let server = serves
-                .then(|| serve(env, host, *port, options))
+                .then(|| serve(env, host, *port, options, deadline))
                 .transpose()?;
             let store = connect(env, host, *port, server.as_ref(), options, deadline)?;
             Ok(Place {
@@ -110,10 +110,11 @@ fn serve(
     host: &str,
     port: u16,
     options: &RendezvousOptions,
+    deadline: Deadline,
 ) -> Result<TcpStoreServer> {
     let addrs = match options.bind {
         Some(ip) => vec![SocketAddr::new(ip, port)],
-        None => local_addresses(env, host, port)?,
+        None => local_addresses(env, host, port, deadline)?,
     };
     let variable = match env.launcher {
         Launcher::Url => "the URL's port",
@@ -140,13 +141,17 @@ fn serve(
 }
 
 /// The addresses that `host` means here.
-fn local_addresses(env: &LauncherEnv, host: &str, port: u16) -> Result<Vec<SocketAddr>> {
-    let resolved = (host, port).to_socket_addrs();
-    let resolved = resolved.map_err(|err| {
+fn local_addresses(
+    env: &LauncherEnv,
+    host: &str,
+    port: u16,
+    deadline: Deadline,
+) -> Result<Vec<SocketAddr>> {
+    let resolved = resolve(host, port, deadline);
+    let mut resolved = resolved.map_err(|reason| {
         let what = format!("rank 0 cannot find the address of {host:?}, at which it is to serve");
-        StoreError::io(what, err)
+        StoreError::io(what, std::io::Error::other(reason))
     })?;
-    let mut resolved: Vec<SocketAddr> = resolved.collect();
     resolved.sort_unstable();
     resolved.dedup();
     // `localhost` may mean ::1 on a machine without IPv6: what this host lacks is left out.

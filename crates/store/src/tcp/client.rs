@@ -200,7 +200,7 @@ impl Store for TcpStore {
                 delta,
             },
         ) {
-            Err(lost @ StoreError::Connection { .. }) => {
+            Err(lost @ StoreError::Connection { .. }) if self.connection.lock().was_closed() => {
                 Err(self.explain_add(key, delta).unwrap_or(lost))
             }
             other => other,

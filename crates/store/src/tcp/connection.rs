@@ -22,6 +22,8 @@ const TOKEN_LIMIT: Duration = Duration::from_secs(2);
 /// After this many refused handshakes over at least [`REFUSAL_TIME`] the answer is final.
 const REFUSALS: u32 = 5;
 const REFUSAL_TIME: Duration = Duration::from_secs(2);
+const NO_TOKENS: &str =
+    "this server does not know job tokens; unset PHALANX_TOKEN to use a PyTorch store";
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const READ_LEN: usize = 64 << 10;
@@ -36,6 +38,8 @@ pub(super) struct Connection {
     input: Vec<u8>,
     /// Why it cannot be used any more.
     broken: Option<String>,
+    /// The server ended it, which is also how it refuses a request.
+    closed: bool,
 }
 
 /// Why an attempt to connect failed.
@@ -94,12 +98,18 @@ impl Connection {
             output: vec![],
             input: vec![],
             broken: None,
+            closed: false,
         };
         match connection.shake_hands(options.token.as_ref(), deadline) {
             Ok(()) => Ok(connection),
             Err(err @ StoreError::Token { .. }) => Err(Failure::Final(err)),
             Err(err) => Err(Failure::Refused(err.to_string())),
         }
+    }
+
+    /// Whether the server closed the connection, as it does to refuse a request.
+    pub(super) fn was_closed(&self) -> bool {
+        self.closed
     }
 
     pub(super) fn peer(&self) -> SocketAddr {
@@ -135,11 +145,10 @@ impl Connection {
         let hello = Request::Auth { message: &client };
         let server = match self.call("connect", &hello, Shape::Auth, deadline.min(TOKEN_LIMIT)) {
             Ok(Reply::Auth(server)) => server,
+            _ if self.closed => return Err(refused(NO_TOKENS)),
             _ => {
-                return Err(refused(
-                    "this server does not know job tokens; unset PHALANX_TOKEN to use a PyTorch \
-                     store",
-                ));
+                let silent = format!("it stayed silent: {NO_TOKENS}; or it is stalled");
+                return Err(refused(&silent));
             }
         };
         let handshake = Handshake::new(token, PURPOSE, client, server);
@@ -204,10 +213,7 @@ impl Connection {
         self.send(op, request, deadline)?;
         match self.receive(op, shape, deadline)? {
             Some(reply) => Ok(reply),
-            None => {
-                let waited = deadline.elapsed().as_millis();
-                Err(self.fail(op, &format!("no answer within {waited} ms")))
-            }
+            None => Err(self.silent(op, deadline)),
         }
     }
 
@@ -225,7 +231,10 @@ impl Connection {
             return Ok(true);
         }
         let grace = Deadline::after(CANCEL_LIMIT);
-        let reply = self.call(op, &Request::CancelWait, Shape::Status, grace)?;
+        self.send(op, &Request::CancelWait, grace)?;
+        let Some(reply) = self.receive(op, Shape::Status, grace)? else {
+            return Err(self.silent(op, deadline));
+        };
         if reply == Reply::Status(NOT_READY) {
             return Ok(false);
         }
@@ -233,7 +242,7 @@ impl Connection {
         self.expect_status(op, &reply, READY)?;
         match self.receive(op, Shape::Status, grace)? {
             Some(reply) => self.expect_status(op, &reply, NOT_READY).map(|()| true),
-            None => Err(self.fail(op, "no answer to a cancelled wait")),
+            None => Err(self.silent(op, deadline)),
         }
     }
 
@@ -278,14 +287,18 @@ impl Connection {
         let result = self.stream.read(&mut self.input[old..]);
         self.input.truncate(old + *result.as_ref().unwrap_or(&0));
         match result {
-            Ok(0) => Err(self.fail(
-                op,
-                "the server closed the connection; it ended, or it refused the request",
-            )),
+            Ok(0) => {
+                self.closed = true;
+                let why = "the server closed the connection; it ended, or it refused the request";
+                Err(self.fail(op, why))
+            }
             Ok(_) => Ok(()),
             Err(err) if err.kind() == io::ErrorKind::WouldBlock => Ok(()),
             Err(err) if err.kind() == io::ErrorKind::Interrupted => Ok(()),
-            Err(err) => Err(self.fail(op, &describe(&err))),
+            Err(err) => {
+                self.closed = err.kind() == io::ErrorKind::ConnectionReset;
+                Err(self.fail(op, &describe(&err)))
+            }
         }
     }
 
@@ -304,6 +317,15 @@ impl Connection {
                 Ok(_) | Err(_) => return true,
             }
         }
+    }
+
+    /// No answer where there should be one: the server hangs or cannot be reached any more.
+    fn silent(&mut self, op: &'static str, deadline: Deadline) -> StoreError {
+        let waited = deadline.elapsed().as_millis();
+        self.fail(
+            op,
+            &format!("the server has stopped answering ({waited} ms after the call)"),
+        )
     }
 
     /// Marks the connection as broken and says why.
@@ -407,7 +429,14 @@ fn unreachable_store(
          MASTER_ADDR and MASTER_PORT?"
     };
     StoreError::Unreachable {
-        target: format!("{}:{}", options.host, options.port),
+        target: match options.host.contains(':') {
+            true => format!(
+                "[{}]:{}",
+                options.host.trim_matches(['[', ']']),
+                options.port
+            ),
+            false => format!("{}:{}", options.host, options.port),
+        },
         waited: deadline.elapsed(),
         attempts,
         last,

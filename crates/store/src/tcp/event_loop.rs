@@ -138,7 +138,8 @@ impl EventLoop {
         if event.is_read_closed() {
             connection.ended = true;
         }
-        let unsent = !connection.output.is_empty();
+        connection.writable |= event.is_writable();
+        let unsent = connection.unsent() > 0;
         if connection.readable || (event.is_writable() && unsent) {
             self.enqueue(conn);
         }
@@ -267,7 +268,7 @@ impl EventLoop {
             return Ok(Next::Close);
         }
         if connection.is_congested() {
-            return Ok(Next::Wait);
+            return Ok(connection.next());
         }
         let mut received: &[u8] = &[];
         if connection.readable && !connection.stalled {
@@ -280,7 +281,7 @@ impl EventLoop {
         if connection.send().is_err() {
             return Ok(Next::Close);
         }
-        let held = connection.input.len() + connection.output.len();
+        let held = connection.input.len() + connection.unsent();
         self.buffered = self.buffered + held - connection.accounted;
         connection.accounted = held;
         if self.buffered > MAX_BUFFERED {
@@ -296,7 +297,7 @@ impl EventLoop {
         let Some(connection) = &mut self.connections[conn] else {
             return;
         };
-        let blocked = !connection.output.is_empty();
+        let blocked = connection.unsent() > 0 && !connection.writable;
         if blocked == connection.blocked {
             return;
         }
@@ -322,7 +323,11 @@ impl EventLoop {
             };
             connection.output.push(READY);
             match connection.send() {
-                Ok(()) => self.watch(conn),
+                Ok(()) if connection.unsent() == 0 => {}
+                Ok(()) => {
+                    self.watch(conn);
+                    self.enqueue(conn);
+                }
                 Err(_) => self.close(conn, None),
             }
         }

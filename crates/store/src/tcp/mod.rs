@@ -10,5 +10,7 @@ mod session;
 pub mod state;
 pub mod wire;
 
+pub(crate) use connection::resolve;
+
 pub use client::{TcpStore, TcpStoreOptions};
 pub use server::TcpStoreServer;

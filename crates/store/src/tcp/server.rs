@@ -130,7 +130,7 @@ fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
 
 fn bind_error(addr: SocketAddr, err: io::Error) -> StoreError {
     let hint = match err.kind() {
-        io::ErrorKind::AddrInUse => "; another process uses this port, choose another or port 0",
+        io::ErrorKind::AddrInUse => "; another process uses this port, choose another",
         io::ErrorKind::AddrNotAvailable => "; this address is not one of this machine's",
         _ => "",
     };

@@ -11,6 +11,8 @@ use crate::error::Result;
 
 /// One read; also the most a connection may do before the others have their turn.
 pub(super) const READ_LEN: usize = 64 << 10;
+/// The most a connection may be sent before the others have their turn.
+const SEND_LEN: usize = 256 << 10;
 /// Answers a connection may owe before its further requests have to wait.
 const MAX_UNSENT: usize = 1 << 20;
 
@@ -27,6 +29,10 @@ pub(super) struct Session {
     pub(super) input: Vec<u8>,
     /// Answers that the socket did not take yet.
     pub(super) output: Vec<u8>,
+    /// How much of `output` has left.
+    sent: usize,
+    /// The socket may take more.
+    pub(super) writable: bool,
     /// There may be bytes to read.
     pub(super) readable: bool,
     /// Requests are left in `input` because answers could not leave.
@@ -60,6 +66,8 @@ impl Session {
             open: false,
             input: Vec::new(),
             output: Vec::new(),
+            sent: 0,
+            writable: true,
             readable: false,
             stalled: false,
             blocked: false,
@@ -92,25 +100,31 @@ impl Session {
         }
     }
 
-    /// Sends what the socket takes.
+    /// Bytes of answers that have not left.
+    pub(super) fn unsent(&self) -> usize {
+        self.output.len() - self.sent
+    }
+
+    /// Sends what the socket takes, but not more than is fair.
     pub(super) fn send(&mut self) -> io::Result<()> {
-        if self.output.is_empty() {
-            return Ok(());
-        }
-        let mut sent = 0;
-        let result = loop {
-            if sent == self.output.len() {
-                break Ok(());
-            }
-            match self.socket.write(&self.output[sent..]) {
-                Ok(n) => sent += n,
-                Err(err) if err.kind() == io::ErrorKind::WouldBlock => break Ok(()),
+        let end = self.output.len().min(self.sent + SEND_LEN);
+        while self.sent < end {
+            match self.socket.write(&self.output[self.sent..end]) {
+                Ok(n) => self.sent += n,
+                Err(err) if err.kind() == io::ErrorKind::WouldBlock => {
+                    self.writable = false;
+                    return Ok(());
+                }
                 Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
-                Err(err) => break Err(err),
+                Err(err) => return Err(err),
             }
-        };
-        drop_front(&mut self.output, sent);
-        result
+        }
+        // Not at every step: moving what is left of a long answer takes time.
+        if self.unsent() == 0 || self.sent > self.unsent() + SEND_LEN {
+            drop_front(&mut self.output, self.sent);
+            self.sent = 0;
+        }
+        Ok(())
     }
 
     /// Acts on the requests that have arrived whole, while their answers can leave.
@@ -128,7 +142,7 @@ impl Session {
         let input = if fresh { received } else { &self.input };
         let mut used = 0;
         self.stalled = loop {
-            if self.output.len() >= MAX_UNSENT {
+            if self.unsent() >= MAX_UNSENT {
                 break true;
             }
             let rest = &input[used..];
@@ -159,15 +173,17 @@ impl Session {
     }
 
     pub(super) fn is_congested(&self) -> bool {
-        self.output.len() >= MAX_UNSENT
+        self.unsent() >= MAX_UNSENT
     }
 
     pub(super) fn next(&self) -> Next {
-        if self.is_congested() {
+        if self.unsent() > 0 && self.writable {
+            Next::Again
+        } else if self.is_congested() {
             Next::Wait
         } else if self.stalled || self.readable {
             Next::Again
-        } else if self.ended && self.output.is_empty() {
+        } else if self.ended && self.unsent() == 0 {
             Next::Close
         } else {
             Next::Wait

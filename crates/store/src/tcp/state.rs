@@ -18,6 +18,10 @@ pub const PURPOSE: &str = "phalanx store 1";
 /// PyTorch's limits would allow a gigabyte; a wait for every rank of a large job needs a few MiB.
 pub const MAX_WAIT_BYTES: usize = 16 << 20;
 
+/// Longest value that appending makes. PyTorch's servers have no limit; an answer of gigabytes
+/// would keep all other clients waiting while it is put together.
+pub const MAX_GROWN_LEN: usize = 64 << 20;
+
 /// Names a connection; the event loop chooses the number and may reuse it after
 /// [`ServerState::disconnect`].
 pub type ConnId = usize;
@@ -49,6 +53,9 @@ pub enum Fault {
     /// `BARRIER` on a key that holds something else than a count.
     #[error("BARRIER on key {0}: {1}")]
     Barrier(String, AddError),
+    /// `APPEND` beyond [`MAX_GROWN_LEN`].
+    #[error("APPEND to key {0} makes a value of more than {MAX_GROWN_LEN} bytes")]
+    ValueTooLarge(String),
     /// A `WAIT` with too many key bytes.
     #[error("WAIT with more than {MAX_WAIT_BYTES} bytes of keys")]
     WaitTooLarge,
@@ -358,6 +365,10 @@ impl ServerState {
                     .extend(i64::from(self.table.delete(key)).to_le_bytes());
             }
             Request::Append { key, value } => {
+                let present = self.table.get(key).map_or(0, <[u8]>::len);
+                if present + value.len() > MAX_GROWN_LEN {
+                    return Err(Fault::ValueTooLarge(show(key)));
+                }
                 self.table.append(key, value);
                 self.wake(conn, key, Change::Value, out);
             }
