@@ -1,0 +1,35 @@
+//! Process groups: ranks that communicate, whatever carries the bytes.
+//!
+//! Callers use [`ProcessGroupExt`] on an `Arc<dyn ProcessGroup>`; backends implement
+//! [`ProcessGroup`], most of them with a [`Lane`] that queues, numbers and fails operations.
+
+mod buffer;
+mod call;
+mod configured;
+mod dtype;
+mod error;
+mod ext;
+mod fake;
+mod group;
+mod lane;
+mod monitored;
+mod objects;
+pub mod reduce;
+mod sparse;
+mod subgroup;
+mod work;
+
+pub use buffer::{Buffer, Frozen, RawStream};
+pub use call::{Call, CallKind, CallOptions, Mode, Payload, explicit_counts};
+pub use configured::Configured;
+pub use dtype::{DType, Device, Element, ReduceOp};
+pub use error::{Error, ErrorKind, Place, Result};
+pub use ext::ProcessGroupExt;
+pub use fake::FakeGroup;
+pub use group::{Capabilities, DEFAULT_TIMEOUT, PeerDeath, ProcessGroup};
+pub use lane::{Engine, Lane, MAX_OUTSTANDING, Turn};
+pub use sparse::Sparse;
+pub use subgroup::check_members;
+pub use work::{
+    Completer, Done, Pending, RawWork, State, Status, Times, Work, WorkStatus, completion,
+};

@@ -1,0 +1,487 @@
+//! Operations in progress.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::buffer::Buffer;
+use crate::error::{Error, Result};
+
+/// What a finished call hands back.
+#[derive(Debug, Default)]
+pub struct Done {
+    /// The memory that was written to, or for in-place calls worked on.
+    pub buffer: Option<Buffer>,
+    /// Who sent, for a receive.
+    pub source: Option<usize>,
+    /// The results of a batch, in its order.
+    pub parts: Vec<Done>,
+}
+
+impl From<Buffer> for Done {
+    fn from(buffer: Buffer) -> Self {
+        Self {
+            buffer: Some(buffer),
+            ..Self::default()
+        }
+    }
+}
+
+/// When things happened to an operation, as far as known.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Times {
+    /// It was submitted.
+    pub enqueued: Instant,
+    /// The backend began to work on it.
+    pub started: Option<Instant>,
+    /// When each peer was seen to have reached it, where the backend can tell.
+    pub arrivals: Vec<(usize, Instant)>,
+    /// It ended, well or not.
+    pub done: Option<Instant>,
+}
+
+/// How an operation stands.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum State {
+    /// Waiting for its turn.
+    Enqueued,
+    /// In progress.
+    Started,
+    /// Finished well.
+    Succeeded,
+    /// Finished with this error.
+    Failed(Error),
+}
+
+/// What a backend provides for an operation that is not a host completion: a device event.
+///
+/// Host backends use [`completion`] instead.
+pub trait Pending: Send {
+    /// Whether the host may use the result now.
+    fn is_done(&self) -> bool;
+    /// Makes the buffer's stream wait for the operation and hands the result over, without
+    /// blocking the host longer than that takes.
+    fn order(&mut self) -> Result<Done>;
+    /// Blocks the host until the operation is complete; `None` if the limit came first.
+    fn block(&mut self, limit: Duration) -> Option<Result<Done>>;
+    /// Has `waker` called once the operation is done; called with the newest one.
+    fn wake_by(&mut self, waker: &Waker);
+    /// A handle to watch it by.
+    fn status(&self) -> WorkStatus;
+}
+
+/// A handle to watch an operation by, after its [`Work`] has been waited for or dropped.
+#[derive(Clone)]
+pub struct WorkStatus(Watched);
+
+#[derive(Clone)]
+enum Watched {
+    Ready(State, Times),
+    Host(Arc<Cell>),
+    Custom(Arc<dyn Status>),
+}
+
+/// What a [`Pending`] operation tells a watcher.
+pub trait Status: Send + Sync {
+    /// How it stands.
+    fn state(&self) -> State;
+    /// When things happened to it.
+    fn times(&self) -> Times;
+}
+
+impl WorkStatus {
+    /// For backends with a [`Pending`] of their own.
+    pub fn custom(status: Arc<dyn Status>) -> Self {
+        Self(Watched::Custom(status))
+    }
+
+    /// How the operation stands.
+    pub fn state(&self) -> State {
+        match &self.0 {
+            Watched::Ready(state, _) => state.clone(),
+            Watched::Host(cell) => cell.lock.lock().state.clone(),
+            Watched::Custom(status) => status.state(),
+        }
+    }
+
+    /// When things happened to it.
+    pub fn times(&self) -> Times {
+        match &self.0 {
+            Watched::Ready(_, times) => times.clone(),
+            Watched::Host(cell) => cell.lock.lock().times.clone(),
+            Watched::Custom(status) => status.times(),
+        }
+    }
+}
+
+impl fmt::Debug for WorkStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WorkStatus({:?})", self.state())
+    }
+}
+
+/// An operation as a backend hands it out; [`Work`] is the typed form for callers.
+///
+/// Dropping it detaches the operation: the backend keeps the memory until it is finished.
+pub struct RawWork(Inner);
+
+enum Inner {
+    Ready {
+        result: Option<Result<Done>>,
+        times: Times,
+    },
+    Host(Arc<Cell>),
+    Custom(Box<dyn Pending>),
+}
+
+/// An operation that a host thread completes.
+struct Cell {
+    lock: Mutex<Progress>,
+    changed: Condvar,
+}
+
+struct Progress {
+    state: State,
+    /// Present from the end of the operation until it is handed over.
+    result: Option<Result<Done>>,
+    times: Times,
+    waker: Option<Waker>,
+}
+
+impl Times {
+    /// Submitted now.
+    pub fn now() -> Self {
+        Self {
+            enqueued: Instant::now(),
+            started: None,
+            arrivals: Vec::new(),
+            done: None,
+        }
+    }
+}
+
+/// The backend's end of an operation in progress. Dropping it without a result fails it.
+pub struct Completer(Option<Arc<Cell>>);
+
+/// An operation that some thread will complete.
+pub fn completion() -> (Completer, RawWork) {
+    let progress = Progress {
+        state: State::Enqueued,
+        result: None,
+        times: Times::now(),
+        waker: None,
+    };
+    let cell = Arc::new(Cell {
+        lock: Mutex::new(progress),
+        changed: Condvar::new(),
+    });
+    (
+        Completer(Some(Arc::clone(&cell))),
+        RawWork(Inner::Host(cell)),
+    )
+}
+
+impl Completer {
+    /// The backend begins to work on it.
+    pub fn start(&self) {
+        if let Some(cell) = &self.0 {
+            let mut progress = cell.lock.lock();
+            progress.state = State::Started;
+            progress.times.started = Some(Instant::now());
+        }
+    }
+
+    /// A peer was seen to have reached the operation.
+    pub fn arrived(&self, peer: usize) {
+        if let Some(cell) = &self.0 {
+            cell.lock.lock().times.arrivals.push((peer, Instant::now()));
+        }
+    }
+
+    /// When it was submitted.
+    pub fn enqueued(&self) -> Instant {
+        let cell = self.0.as_ref().expect("present until completed");
+        cell.lock.lock().times.enqueued
+    }
+
+    /// Ends the operation.
+    pub fn complete(mut self, result: Result<Done>) {
+        if let Some(cell) = self.0.take() {
+            cell.complete(result);
+        }
+    }
+}
+
+impl Drop for Completer {
+    fn drop(&mut self) {
+        if let Some(cell) = self.0.take() {
+            let lost = Error::new(
+                crate::ErrorKind::Backend,
+                "the backend dropped the operation",
+            );
+            cell.complete(Err(lost));
+        }
+    }
+}
+
+impl Cell {
+    fn complete(&self, result: Result<Done>) {
+        let waker = {
+            let mut progress = self.lock.lock();
+            progress.state = outcome(&result);
+            progress.times.done = Some(Instant::now());
+            progress.result = Some(result);
+            progress.waker.take()
+        };
+        self.changed.notify_all();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+fn outcome(result: &Result<Done>) -> State {
+    match result {
+        Ok(_) => State::Succeeded,
+        Err(err) => State::Failed(err.clone()),
+    }
+}
+
+impl RawWork {
+    /// An operation that ended inside `submit`.
+    pub fn ready(result: Result<Done>, times: Times) -> Self {
+        let times = Times {
+            done: Some(times.done.unwrap_or_else(Instant::now)),
+            ..times
+        };
+        Self(Inner::Ready {
+            result: Some(result),
+            times,
+        })
+    }
+
+    /// An operation of a backend that is not completed by a host thread.
+    pub fn custom(pending: Box<dyn Pending>) -> Self {
+        Self(Inner::Custom(pending))
+    }
+
+    /// Whether the host may use the result now.
+    pub fn is_done(&self) -> bool {
+        match &self.0 {
+            Inner::Ready { .. } => true,
+            Inner::Host(cell) => cell.lock.lock().times.done.is_some(),
+            Inner::Custom(pending) => pending.is_done(),
+        }
+    }
+
+    /// A handle to watch it by.
+    pub fn status(&self) -> WorkStatus {
+        WorkStatus(match &self.0 {
+            Inner::Ready { result, times } => {
+                let state = result.as_ref().map_or(State::Succeeded, outcome);
+                Watched::Ready(state, times.clone())
+            }
+            Inner::Host(cell) => Watched::Host(Arc::clone(cell)),
+            Inner::Custom(pending) => return pending.status(),
+        })
+    }
+
+    /// The result, usable on the buffer's own stream (on the host: finished).
+    pub fn wait(mut self) -> Result<Done> {
+        match &mut self.0 {
+            Inner::Custom(pending) => pending.order(),
+            _ => self.block(Duration::MAX).expect("a host operation ends"),
+        }
+    }
+
+    /// The result once the host may use it; `None` if the limit came first.
+    ///
+    /// After a result has been handed out, further calls panic.
+    pub fn block(&mut self, limit: Duration) -> Option<Result<Done>> {
+        match &mut self.0 {
+            Inner::Ready { result, .. } => Some(result.take().expect("result taken twice")),
+            Inner::Host(cell) => cell.block(limit),
+            Inner::Custom(pending) => pending.block(limit),
+        }
+    }
+
+    fn poll(&mut self, waker: &Waker) -> Poll<Result<Done>> {
+        match &mut self.0 {
+            Inner::Host(cell) => {
+                let mut progress = cell.lock.lock();
+                if progress.times.done.is_none() {
+                    progress.waker = Some(waker.clone());
+                    return Poll::Pending;
+                }
+            }
+            Inner::Custom(pending) => {
+                pending.wake_by(waker);
+                if !pending.is_done() {
+                    return Poll::Pending;
+                }
+            }
+            Inner::Ready { .. } => {}
+        }
+        match self.block(Duration::ZERO) {
+            Some(result) => Poll::Ready(result),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl Cell {
+    fn block(&self, limit: Duration) -> Option<Result<Done>> {
+        let end = Instant::now().checked_add(limit);
+        let mut progress = self.lock.lock();
+        while progress.times.done.is_none() {
+            let timed_out = match end {
+                Some(end) => self.changed.wait_until(&mut progress, end).timed_out(),
+                None => {
+                    self.changed.wait(&mut progress);
+                    false
+                }
+            };
+            if timed_out && progress.times.done.is_none() {
+                return None;
+            }
+        }
+        Some(progress.result.take().expect("result taken twice"))
+    }
+}
+
+impl fmt::Debug for RawWork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RawWork({:?})", self.status().state())
+    }
+}
+
+impl fmt::Debug for Completer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Completer")
+    }
+}
+
+/// An operation in progress whose result is a `T`.
+///
+/// [`wait`](Work::wait) it, poll it, `await` it, or drop it: dropping detaches the operation, the
+/// backend keeps the memory until it is finished, and an error stays in the group's state. On
+/// error buffers are not handed back, for a peer may still write to them.
+///
+/// `Send`: a work may be waited for on another thread.
+#[must_use = "dropping a Work detaches it; its result is lost and its error shows later"]
+pub struct Work<T> {
+    raw: RawWork,
+    finish: Option<Finish<T>>,
+}
+
+enum Finish<T> {
+    Plain(fn(Done) -> Result<T>),
+    Boxed(Box<dyn FnOnce(Done) -> Result<T> + Send>),
+}
+
+impl<T> Finish<T> {
+    fn apply(self, done: Done) -> Result<T> {
+        match self {
+            Self::Plain(finish) => finish(done),
+            Self::Boxed(finish) => finish(done),
+        }
+    }
+}
+
+impl<T> Work<T> {
+    /// A typed view of `raw`; `finish` picks the result out of what comes back.
+    pub fn new(raw: RawWork, finish: fn(Done) -> Result<T>) -> Self {
+        Self {
+            raw,
+            finish: Some(Finish::Plain(finish)),
+        }
+    }
+
+    /// As [`new`](Work::new), with a closure.
+    pub fn with(raw: RawWork, finish: impl FnOnce(Done) -> Result<T> + Send + 'static) -> Self {
+        Self {
+            raw,
+            finish: Some(Finish::Boxed(Box::new(finish))),
+        }
+    }
+
+    /// The result, usable on the buffer's own stream. For host memory the operation is finished.
+    pub fn wait(mut self) -> Result<T> {
+        let finish = self.finish.take().expect("present until handed over");
+        finish.apply(self.raw.wait()?)
+    }
+
+    /// The result, complete for the host too.
+    pub fn synchronize(mut self) -> Result<T> {
+        let result = self
+            .raw
+            .block(Duration::MAX)
+            .expect("an unlimited wait has a result");
+        let finish = self.finish.take().expect("present until handed over");
+        finish.apply(result?)
+    }
+
+    /// The result if it is there within `limit`. Running out of time fails nothing: call again,
+    /// or [`wait`](Work::wait).
+    ///
+    /// # Panics
+    ///
+    /// If a result has been handed out before.
+    pub fn wait_for(&mut self, limit: Duration) -> Result<Option<T>> {
+        assert!(self.finish.is_some(), "the result has been handed out");
+        let Some(result) = self.raw.block(limit) else {
+            return Ok(None);
+        };
+        let finish = self.finish.take().expect("asserted above");
+        finish.apply(result?).map(Some)
+    }
+
+    /// Whether the host may use the result now.
+    pub fn is_done(&self) -> bool {
+        self.raw.is_done()
+    }
+
+    /// A handle to watch it by.
+    pub fn status(&self) -> WorkStatus {
+        self.raw.status()
+    }
+}
+
+impl<T: 'static> Work<T> {
+    /// Changes the result when it is handed over.
+    ///
+    /// `f` runs in the thread that waits and gets no group, so it cannot issue a collective whose
+    /// order would depend on who waits first.
+    pub fn map<U: 'static>(mut self, f: impl FnOnce(T) -> U + Send + 'static) -> Work<U> {
+        let finish = self.finish.take().expect("present until handed over");
+        Work::with(self.raw, move |done| finish.apply(done).map(f))
+    }
+}
+
+// Pinning means nothing to it: no part of a Work refers to another.
+impl<T> Unpin for Work<T> {}
+
+impl<T> Future for Work<T> {
+    type Output = Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T>> {
+        let Poll::Ready(result) = self.raw.poll(context.waker()) else {
+            return Poll::Pending;
+        };
+        let finish = self.finish.take().expect("polled after completion");
+        Poll::Ready(result.and_then(|done| finish.apply(done)))
+    }
+}
+
+impl<T> fmt::Debug for Work<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Work({:?})", self.status().state())
+    }
+}
