@@ -128,10 +128,7 @@ pub trait ProcessGroupExt: ProcessGroup {
     }
 
     /// Every rank ends with all ranks' inputs, in `output`, one after the other.
-    fn allgather_into(&self, input: impl Into<Frozen>, output: Buffer) -> Result<Work<Buffer>>
-    where
-        Self: Sized,
-    {
+    fn allgather_into(&self, input: impl Into<Frozen>, output: Buffer) -> Result<Work<Buffer>> {
         self.start(
             Call::AllGather {
                 input: input.into(),
@@ -310,10 +307,7 @@ pub trait ProcessGroupExt: ProcessGroup {
     }
 
     /// Every rank gets every rank's value, by rank. Blocks.
-    fn allgather_object<T: Serialize + DeserializeOwned>(&self, value: &T) -> Result<Vec<T>>
-    where
-        Self: Sized,
-    {
+    fn allgather_object<T: Serialize + DeserializeOwned>(&self, value: &T) -> Result<Vec<T>> {
         objects::allgather(self, value)
     }
 
@@ -322,10 +316,7 @@ pub trait ProcessGroupExt: ProcessGroup {
         &self,
         value: &T,
         root: usize,
-    ) -> Result<Option<Vec<T>>>
-    where
-        Self: Sized,
-    {
+    ) -> Result<Option<Vec<T>>> {
         objects::gather(self, value, root)
     }
 
@@ -334,10 +325,7 @@ pub trait ProcessGroupExt: ProcessGroup {
         &self,
         value: Option<&T>,
         root: usize,
-    ) -> Result<T>
-    where
-        Self: Sized,
-    {
+    ) -> Result<T> {
         objects::broadcast(self, value, root)
     }
 
@@ -346,18 +334,12 @@ pub trait ProcessGroupExt: ProcessGroup {
         &self,
         values: Option<&[T]>,
         root: usize,
-    ) -> Result<T>
-    where
-        Self: Sized,
-    {
+    ) -> Result<T> {
         objects::scatter(self, values, root)
     }
 
     /// All-reduce of a plain slice. Blocks; copies through a [`Buffer`].
-    fn allreduce_in_place<T: Element>(&self, values: &mut [T], op: ReduceOp) -> Result<()>
-    where
-        Self: Sized,
-    {
+    fn allreduce_in_place<T: Element>(&self, values: &mut [T], op: ReduceOp) -> Result<()> {
         let call = Call::AllReduce {
             buf: Buffer::from_slice(values),
             op,
@@ -366,10 +348,7 @@ pub trait ProcessGroupExt: ProcessGroup {
     }
 
     /// Broadcast of a plain slice. Blocks; copies through a [`Buffer`].
-    fn broadcast_in_place<T: Element>(&self, values: &mut [T], root: usize) -> Result<()>
-    where
-        Self: Sized,
-    {
+    fn broadcast_in_place<T: Element>(&self, values: &mut [T], root: usize) -> Result<()> {
         let call = Call::Broadcast {
             data: Buffer::from_slice(values).into(),
             root,
@@ -378,10 +357,7 @@ pub trait ProcessGroupExt: ProcessGroup {
     }
 
     /// All ranks' slices, one after the other. Blocks; copies through a [`Buffer`].
-    fn allgather_slice<T: Element>(&self, values: &[T]) -> Result<Vec<T>>
-    where
-        Self: Sized,
-    {
+    fn allgather_slice<T: Element>(&self, values: &[T]) -> Result<Vec<T>> {
         let output = Buffer::zeroed(T::DTYPE, values.len() * self.size());
         let call = Call::AllGather {
             input: Buffer::from_slice(values).freeze(),

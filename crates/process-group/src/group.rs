@@ -8,6 +8,7 @@ use crate::buffer::Buffer;
 use crate::call::{Call, CallKind, CallOptions};
 use crate::dtype::{DType, Device, ReduceOp};
 use crate::error::{Error, Result};
+use crate::set::Set;
 use crate::work::RawWork;
 
 /// How long an operation may take unless the call or the group says otherwise: 30 minutes.
@@ -94,15 +95,17 @@ pub trait ProcessGroup: Send + Sync + fmt::Debug {
 }
 
 /// What a backend can do.
-#[derive(Debug, Clone)]
+///
+/// `Copy` and small: it is asked before every operation.
+#[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Capabilities {
     /// The calls it knows.
-    pub calls: Vec<CallKind>,
+    pub calls: Set<CallKind>,
     /// The element types it knows.
-    pub dtypes: Vec<DType>,
-    /// The operators it knows, without factors.
-    pub ops: Vec<&'static str>,
+    pub dtypes: Set<DType>,
+    /// The operators it knows; factors do not count.
+    pub ops: Set<ReduceOp>,
     /// Whether it works on host memory.
     pub cpu: bool,
     /// Whether it works on CUDA memory.
@@ -131,9 +134,9 @@ impl Capabilities {
     /// Everything there is, on host memory.
     pub fn all_on_host() -> Self {
         Self {
-            calls: CallKind::ALL.to_vec(),
-            dtypes: DType::ALL.to_vec(),
-            ops: ReduceOp::ALL.iter().map(|op| op.name()).collect(),
+            calls: CallKind::ALL.into_iter().collect(),
+            dtypes: DType::ALL.into_iter().collect(),
+            ops: ReduceOp::ALL.into_iter().collect(),
             cpu: true,
             cuda: false,
             recv_any: true,
@@ -146,7 +149,7 @@ impl Capabilities {
     pub fn check(&self, call: &Call) -> Result<()> {
         let refuse = |what: String| Err(Error::unsupported(what));
         let kind = call.kind();
-        if !self.calls.contains(&kind) {
+        if !self.calls.contains(kind) {
             return refuse(format!("the backend has no {kind}"));
         }
         if let Call::Batch(calls) = call {
@@ -158,12 +161,12 @@ impl Capabilities {
             return refuse("the backend cannot receive from anybody; name the peer".into());
         }
         if let Some(op) = call.op()
-            && !self.ops.contains(&op.name())
+            && !self.ops.contains(op)
         {
             return refuse(format!("the backend has no {}", op.name()));
         }
         if let Some(dtype) = call.dtype()
-            && !self.dtypes.contains(&dtype)
+            && !self.dtypes.contains(dtype)
         {
             return refuse(format!("the backend does not know {dtype}"));
         }

@@ -15,6 +15,7 @@ mod lane;
 mod monitored;
 mod objects;
 pub mod reduce;
+mod set;
 mod sparse;
 mod subgroup;
 mod work;
@@ -28,6 +29,7 @@ pub use ext::ProcessGroupExt;
 pub use fake::FakeGroup;
 pub use group::{Capabilities, DEFAULT_TIMEOUT, PeerDeath, ProcessGroup};
 pub use lane::{Engine, Lane, MAX_OUTSTANDING, Turn};
+pub use set::{Member, Set};
 pub use sparse::Sparse;
 pub use subgroup::check_members;
 pub use work::{

@@ -12,7 +12,7 @@ const MAX_OBJECT_LEN: usize = 1 << 30;
 
 pub(crate) fn allgather<G, T>(group: &G, value: &T) -> Result<Vec<T>>
 where
-    G: ProcessGroup,
+    G: ProcessGroup + ?Sized,
     T: Serialize + DeserializeOwned,
 {
     let (all, lens, max) = exchange(group, &encode(value)?)?;
@@ -22,7 +22,7 @@ where
 
 pub(crate) fn gather<G, T>(group: &G, value: &T, root: usize) -> Result<Option<Vec<T>>>
 where
-    G: ProcessGroup,
+    G: ProcessGroup + ?Sized,
     T: Serialize + DeserializeOwned,
 {
     let bytes = encode(value)?;
@@ -47,7 +47,7 @@ where
 
 pub(crate) fn broadcast<G, T>(group: &G, value: Option<&T>, root: usize) -> Result<T>
 where
-    G: ProcessGroup,
+    G: ProcessGroup + ?Sized,
     T: Serialize + DeserializeOwned,
 {
     let bytes = match (value, group.rank() == root) {
@@ -71,7 +71,7 @@ where
 
 pub(crate) fn scatter<G, T>(group: &G, values: Option<&[T]>, root: usize) -> Result<T>
 where
-    G: ProcessGroup,
+    G: ProcessGroup + ?Sized,
     T: Serialize + DeserializeOwned,
 {
     let size = group.size();
@@ -113,7 +113,10 @@ where
 }
 
 /// All ranks' bytes, padded to the longest; their lengths; the longest.
-fn exchange<G: ProcessGroup>(group: &G, bytes: &[u8]) -> Result<(Vec<u8>, Vec<usize>, usize)> {
+fn exchange<G: ProcessGroup + ?Sized>(
+    group: &G,
+    bytes: &[u8],
+) -> Result<(Vec<u8>, Vec<usize>, usize)> {
     let lens = lengths(group, bytes.len())?;
     let max = lens.iter().copied().max().unwrap_or(0);
     let output = Buffer::zeroed(DType::U8, max * group.size());
@@ -125,7 +128,7 @@ fn exchange<G: ProcessGroup>(group: &G, bytes: &[u8]) -> Result<(Vec<u8>, Vec<us
     Ok((all.to_vec()?, lens, max))
 }
 
-fn lengths<G: ProcessGroup>(group: &G, len: usize) -> Result<Vec<usize>> {
+fn lengths<G: ProcessGroup + ?Sized>(group: &G, len: usize) -> Result<Vec<usize>> {
     group
         .allgather_slice(&[len as i64])?
         .into_iter()
