@@ -1,1 +1,56 @@
-fn main() {}
+//! Developer commands, as `cargo xtask COMMAND`.
+//!
+//! One module per command; a new one is a module and a line in [`Command`]. A new suite of
+//! `cargo xtask test` is a line in `test/suites.rs`.
+#![forbid(unsafe_code)]
+
+mod cache;
+mod fuzz;
+mod interop;
+mod shell;
+mod test;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Developer commands of Phalanx.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Test(test::Args),
+    Fuzz(fuzz::Args),
+    Interop(interop::Args),
+}
+
+/// A failure as text for the person at the terminal.
+type Failure = Box<dyn std::error::Error>;
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Test(args) => test::run(&args),
+        Command::Fuzz(args) => fuzz::run(&args),
+        Command::Interop(args) => interop::run(&args),
+    };
+    result.unwrap_or_else(|failure| {
+        eprintln!("error: {failure}");
+        ExitCode::FAILURE
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        <Cli as clap::CommandFactory>::command().debug_assert();
+        let _: Cli = Cli::parse_from(["cargo xtask", "test", "--quick"]);
+    }
+}

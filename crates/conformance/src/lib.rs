@@ -1,1 +1,10 @@
-//! x
+//! What every implementation of a Phalanx trait has to do, as code that runs against any of them.
+//!
+//! | module | for |
+//! |---|---|
+//! | [`store`] | whoever writes a [`Store`](phalanx_store::Store): the cases, one by one or all, and a form for several processes |
+//! | [`fuzz`] | the parsers and the server's state machine under arbitrary bytes, for fuzzers and property tests |
+#![forbid(unsafe_code)]
+
+pub mod fuzz;
+pub mod store;

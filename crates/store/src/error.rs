@@ -93,6 +93,10 @@ pub enum StoreError {
         hint: String,
     },
 
+    /// The ranks of a job did not find together; the text says who is missing or in whose way.
+    #[error("{0}")]
+    Rendezvous(String),
+
     /// An argument or a configuration variable cannot be used.
     #[error("{0}")]
     Invalid(String),

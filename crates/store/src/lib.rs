@@ -6,6 +6,8 @@
 //! | [`HashStore`] | the threads of one process |
 //! | [`TcpStore`] | processes on any hosts, through a [`TcpStoreServer`] or a PyTorch one |
 //! | [`PrefixStore`] | a name space inside another store |
+//!
+//! Programs do not choose: [`rendezvous::from_env`] takes the one that the launcher calls for.
 #![forbid(unsafe_code)]
 
 mod deadline;
@@ -13,6 +15,7 @@ mod error;
 mod file;
 mod hash;
 mod prefix;
+pub mod rendezvous;
 mod store;
 pub mod table;
 pub mod tcp;

@@ -302,7 +302,11 @@ impl Store for TcpStore {
 
     fn queue_try_pop(&self, key: &str) -> Result<Option<Vec<u8>>> {
         let key = wire_key("queue_pop", key)?;
-        match self.ask("queue_pop", &Request::QueuePop { key: &key }, Shape::Pop)? {
+        let pop = Request::QueuePop { key: &key };
+        match self
+            .ask("queue_pop", &pop, Shape::Pop)
+            .map_err(perhaps_no_queues)?
+        {
             Reply::Pop(value) => Ok(value),
             other => unreachable!("{other:?} is not the shape asked for"),
         }
@@ -325,7 +329,10 @@ impl Store for TcpStore {
 
     fn queue_len(&self, key: &str) -> Result<usize> {
         let key = wire_key("queue_len", key)?;
-        let len = self.ask_number("queue_len", &Request::QueueLen { key: &key })?;
+        let request = Request::QueueLen { key: &key };
+        let len = self
+            .ask_number("queue_len", &request)
+            .map_err(perhaps_no_queues)?;
         Ok(len.try_into().unwrap_or(0))
     }
 
@@ -379,6 +386,17 @@ impl TcpStore {
             Some(other) => unreachable!("{other:?} is not the shape asked for"),
             None => Err(wait_timeout(op, keys, started.elapsed())),
         }
+    }
+}
+
+/// The protocol has no error answers: a server without queues closes the connection.
+fn perhaps_no_queues(err: StoreError) -> StoreError {
+    match err {
+        StoreError::Connection { op, peer, reason } => {
+            let reason = format!("{reason} (PyTorch's legacy server has no queues)");
+            StoreError::Connection { op, peer, reason }
+        }
+        other => other,
     }
 }
 

@@ -53,6 +53,7 @@ impl Connection {
     pub(super) fn open(options: &TcpStoreOptions, deadline: Deadline) -> Result<Self> {
         let mut pause = FIRST_PAUSE;
         let (mut attempts, mut refusals) = (0, 0);
+        let mut last = String::new();
         loop {
             attempts += 1;
             let failure = match Self::open_once(options, deadline) {
@@ -64,10 +65,14 @@ impl Connection {
                     why
                 }
             };
+            // An attempt cut short by the deadline says less than the one before it.
+            if last.is_empty() || !deadline.passed() {
+                last = failure;
+            }
             let final_refusal = refusals >= REFUSALS && deadline.elapsed() >= REFUSAL_TIME;
             if deadline.passed() || final_refusal {
                 return Err(unreachable_store(
-                    options, deadline, attempts, refusals, failure,
+                    options, deadline, attempts, refusals, last,
                 ));
             }
             // Jitter keeps a thousand clients of one late server from coming back in step.

@@ -1,7 +1,6 @@
 //! What a TCP store server knows and does: requests in, answers and wake-ups out.
 //!
-//! No sockets and no clock: the event loop in [`server`](super::server) feeds it, and tests and
-//! fuzzers drive it alone.
+//! No sockets and no clock: the server's event loop feeds it, and tests and fuzzers drive it alone.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -10,8 +9,9 @@ use super::wire::{ListOp, MAGIC, NOT_READY, Opcode, Part, READY, Request, WireEr
 use crate::table::{AddError, Table};
 use crate::token::{Handshake, JobToken, Nonce, random_nonce};
 
-/// What the token handshake of a store connection is for.
-pub(super) const PURPOSE: &str = "phalanx store 1";
+/// What the token [`Handshake`] of a store connection is for; whoever speaks the protocol without
+/// [`TcpStore`](crate::TcpStore) needs it.
+pub const PURPOSE: &str = "phalanx store 1";
 
 /// Most key bytes one `WAIT` may leave behind on the server.
 ///
