@@ -74,6 +74,10 @@ unsafe impl Send for HostBlock {}
 // SAFETY: as above.
 unsafe impl Sync for HostBlock {}
 
+/// A vector taken over. Private, so that [`Buffer::owner`] cannot hand out a reference to memory
+/// that a buffer writes to.
+struct Vector<T>(#[expect(dead_code, reason = "kept to be dropped")] Vec<T>);
+
 impl Drop for HostBlock {
     fn drop(&mut self) {
         // SAFETY: `ptr` came from `alloc_zeroed` with this layout and is freed once, here; every
@@ -104,7 +108,13 @@ impl Buffer {
     pub fn from_vec<T: Element>(mut vec: Vec<T>) -> Self {
         let (ptr, len) = (vec.as_mut_ptr(), vec.len());
         let ptr = NonNull::new(ptr.cast()).expect("a vector's pointer is never null");
-        Self::from_block(ptr, len * size_of::<T>(), Box::new(vec), T::DTYPE, len)
+        Self::from_block(
+            ptr,
+            len * size_of::<T>(),
+            Box::new(Vector(vec)),
+            T::DTYPE,
+            len,
+        )
     }
 
     /// A copy of a slice.
@@ -136,7 +146,8 @@ impl Buffer {
     /// # Safety
     ///
     /// Until `keep` is dropped, `ptr` must be valid for reads and writes of `len` elements,
-    /// aligned for `dtype`, initialised, and not reached in any other way; except that a backend
+    /// aligned for `dtype`, initialised, and not reached in any other way, nor through `&keep`,
+    /// which [`owner`](Buffer::owner) hands out to safe code; except that a backend
     /// may let peers reach it while an operation that owns the buffer runs. For device memory,
     /// valid means valid for the device, and `stream` is the one on which it may be used next.
     pub unsafe fn from_raw(

@@ -262,7 +262,8 @@ impl Shared {
                 elapsed: Some(enqueued.elapsed()),
                 ..place
             });
-            match self.queue.lock().broken.clone() {
+            let broken = self.queue.lock().broken.clone();
+            match broken {
                 // Interrupted: what broke the group is the reason.
                 Some(cause) if err.kind() == ErrorKind::Aborted => cause.at(err.place().clone()),
                 _ => {

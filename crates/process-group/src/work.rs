@@ -119,6 +119,21 @@ impl WorkStatus {
             Watched::Custom(status) => status.times(),
         }
     }
+
+    /// Has `hook` called if the operation fails, or now if it has. Operations of a custom
+    /// [`Status`] that are still in progress do not tell.
+    pub(crate) fn on_failure(&self, hook: FailureHook) {
+        if let Watched::Host(cell) = &self.0 {
+            let mut progress = cell.lock.lock();
+            if progress.times.done.is_none() {
+                progress.hooks.push(hook);
+                return;
+            }
+        }
+        if let State::Failed(err) = self.state() {
+            hook(&err);
+        }
+    }
 }
 
 impl fmt::Debug for WorkStatus {
@@ -135,10 +150,27 @@ pub struct RawWork(Inner);
 enum Inner {
     Ready {
         result: Option<Result<Done>>,
+        /// Stays when the result has been handed out.
+        failed: Option<Error>,
         times: Times,
     },
-    Host(Arc<Cell>),
+    Host(Handle),
     Custom(Box<dyn Pending>),
+}
+
+/// The waiting end of a [`Cell`]: once it is gone nobody can ask for the result.
+struct Handle(Arc<Cell>);
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let unclaimed = {
+            let mut progress = self.0.lock.lock();
+            progress.detached = true;
+            progress.result.take()
+        };
+        // Outside the lock: freeing a buffer runs its owner's code.
+        drop(unclaimed);
+    }
 }
 
 /// An operation that a host thread completes.
@@ -151,9 +183,17 @@ struct Progress {
     state: State,
     /// Present from the end of the operation until it is handed over.
     result: Option<Result<Done>>,
+    /// Nobody will ask for the result. Watchers may outlive it by far and must not keep memory.
+    detached: bool,
     times: Times,
     waker: Option<Waker>,
+    hooks: Vec<FailureHook>,
 }
+
+/// Told once that an operation failed, in the thread that found out.
+///
+/// Not public: with it, a callback could issue a collective whose order depends on timing.
+pub(crate) type FailureHook = Arc<dyn Fn(&Error) + Send + Sync>;
 
 impl Times {
     /// Submitted now.
@@ -175,8 +215,10 @@ pub fn completion() -> (Completer, RawWork) {
     let progress = Progress {
         state: State::Enqueued,
         result: None,
+        detached: false,
         times: Times::now(),
         waker: None,
+        hooks: Vec::new(),
     };
     let cell = Arc::new(Cell {
         lock: Mutex::new(progress),
@@ -184,7 +226,7 @@ pub fn completion() -> (Completer, RawWork) {
     });
     (
         Completer(Some(Arc::clone(&cell))),
-        RawWork(Inner::Host(cell)),
+        RawWork(Inner::Host(Handle(cell))),
     )
 }
 
@@ -233,16 +275,27 @@ impl Drop for Completer {
 
 impl Cell {
     fn complete(&self, result: Result<Done>) {
-        let waker = {
-            let mut progress = self.lock.lock();
-            progress.state = outcome(&result);
-            progress.times.done = Some(Instant::now());
-            progress.result = Some(result);
-            progress.waker.take()
+        let failure = result.as_ref().err().cloned();
+        let mut progress = self.lock.lock();
+        progress.state = outcome(&result);
+        progress.times.done = Some(Instant::now());
+        let unclaimed = match progress.detached {
+            true => Some(result),
+            false => {
+                progress.result = Some(result);
+                None
+            }
         };
+        let waker = progress.waker.take();
+        let hooks = std::mem::take(&mut progress.hooks);
+        drop(progress);
+        drop(unclaimed);
         self.changed.notify_all();
         if let Some(waker) = waker {
             waker.wake();
+        }
+        if let Some(failure) = failure {
+            hooks.iter().for_each(|hook| hook(&failure));
         }
     }
 }
@@ -262,6 +315,7 @@ impl RawWork {
             ..times
         };
         Self(Inner::Ready {
+            failed: result.as_ref().err().cloned(),
             result: Some(result),
             times,
         })
@@ -276,7 +330,7 @@ impl RawWork {
     pub fn is_done(&self) -> bool {
         match &self.0 {
             Inner::Ready { .. } => true,
-            Inner::Host(cell) => cell.lock.lock().times.done.is_some(),
+            Inner::Host(Handle(cell)) => cell.lock.lock().times.done.is_some(),
             Inner::Custom(pending) => pending.is_done(),
         }
     }
@@ -284,11 +338,11 @@ impl RawWork {
     /// A handle to watch it by.
     pub fn status(&self) -> WorkStatus {
         WorkStatus(match &self.0 {
-            Inner::Ready { result, times } => {
-                let state = result.as_ref().map_or(State::Succeeded, outcome);
+            Inner::Ready { failed, times, .. } => {
+                let state = failed.clone().map_or(State::Succeeded, State::Failed);
                 Watched::Ready(state, times.clone())
             }
-            Inner::Host(cell) => Watched::Host(Arc::clone(cell)),
+            Inner::Host(Handle(cell)) => Watched::Host(Arc::clone(cell)),
             Inner::Custom(pending) => return pending.status(),
         })
     }
@@ -307,14 +361,14 @@ impl RawWork {
     pub fn block(&mut self, limit: Duration) -> Option<Result<Done>> {
         match &mut self.0 {
             Inner::Ready { result, .. } => Some(result.take().expect("result taken twice")),
-            Inner::Host(cell) => cell.block(limit),
+            Inner::Host(Handle(cell)) => cell.block(limit),
             Inner::Custom(pending) => pending.block(limit),
         }
     }
 
     fn poll(&mut self, waker: &Waker) -> Poll<Result<Done>> {
         match &mut self.0 {
-            Inner::Host(cell) => {
+            Inner::Host(Handle(cell)) => {
                 let mut progress = cell.lock.lock();
                 if progress.times.done.is_none() {
                     progress.waker = Some(waker.clone());
