@@ -4,6 +4,7 @@
 //! [`ProcessGroup`], most of them with a [`Lane`] that queues, numbers and fails operations.
 
 mod buffer;
+mod by_device;
 mod call;
 mod configured;
 mod dtype;
@@ -15,12 +16,14 @@ mod lane;
 mod monitored;
 mod objects;
 pub mod reduce;
+pub mod registry;
 mod set;
 mod sparse;
 mod subgroup;
 mod work;
 
 pub use buffer::{Buffer, Frozen, RawStream};
+pub use by_device::ByDevice;
 pub use call::{Call, CallKind, CallOptions, Mode, Payload, explicit_counts};
 pub use configured::Configured;
 pub use dtype::{DType, Device, Element, ReduceOp};
