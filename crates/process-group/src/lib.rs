@@ -17,11 +17,15 @@ mod group;
 mod lane;
 mod monitored;
 mod objects;
+mod recorded;
+mod recorder;
 pub mod reduce;
 pub mod registry;
 mod set;
+mod sigusr1;
 mod sparse;
 mod subgroup;
+mod trace;
 mod work;
 
 pub use buffer::{Buffer, Frozen, RawStream};
@@ -35,9 +39,13 @@ pub use fake::FakeGroup;
 pub use faulty::{Fault, FaultPlan, Faulty};
 pub use group::{Capabilities, DEFAULT_TIMEOUT, PeerDeath, ProcessGroup};
 pub use lane::{Engine, Lane, MAX_OUTSTANDING, Turn};
+pub use recorded::Recorded;
+pub use recorder::{Recorder, RecorderOptions};
 pub use set::{Member, Set};
+pub use sigusr1::{SignalDump, dump_on_sigusr1};
 pub use sparse::Sparse;
 pub use subgroup::check_members;
+pub use trace::{Arrival, GroupConfig, GroupStatus, TRACE_VERSION, Trace, TraceEntry, TraceState};
 pub use work::{
     Completer, Done, Pending, RawWork, State, Status, Times, Work, WorkStatus, completion,
 };
