@@ -68,16 +68,10 @@ const RULES: &[Rule] = &[
     // Backends know the trait that they implement, and not each other.
     with_unsafe("phalanx-native", CORE),
     with_unsafe("gloo-sys", &[]),
-    with_unsafe(
-        "phalanx-gloo",
-        &["gloo-sys", "phalanx-pg", "phalanx-store"],
-    ),
+    with_unsafe("phalanx-gloo", &["gloo-sys", "phalanx-pg", "phalanx-store"]),
     with_unsafe("phalanx-mpi", CORE),
     with_unsafe("nccl-sys", &[]),
-    with_unsafe(
-        "phalanx-nccl",
-        &["nccl-sys", "phalanx-pg", "phalanx-store"],
-    ),
+    with_unsafe("phalanx-nccl", &["nccl-sys", "phalanx-pg", "phalanx-store"]),
     safe("phalanx-reducer", CORE),
     safe(
         "phalanx-ddp",

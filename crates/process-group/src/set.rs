@@ -59,6 +59,15 @@ impl<T: Member> Set<T> {
         self.bits & (1 << member.position()) != 0
     }
 
+    /// What is in either.
+    #[must_use]
+    pub fn union(self, other: Self) -> Self {
+        Self {
+            bits: self.bits | other.bits,
+            of: PhantomData,
+        }
+    }
+
     /// The set without `member`.
     #[must_use]
     pub fn without(self, member: T) -> Self {

@@ -366,22 +366,25 @@ impl RawWork {
         }
     }
 
-    fn poll(&mut self, waker: &Waker) -> Poll<Result<Done>> {
+    /// Has `waker` called once the operation is done, unless it is.
+    pub(crate) fn wake_by(&mut self, waker: &Waker) {
         match &mut self.0 {
+            Inner::Ready { .. } => {}
             Inner::Host(Handle(cell)) => {
                 let mut progress = cell.lock.lock();
                 if progress.times.done.is_none() {
                     progress.waker = Some(waker.clone());
-                    return Poll::Pending;
                 }
             }
-            Inner::Custom(pending) => {
-                pending.wake_by(waker);
-                if !pending.is_done() {
-                    return Poll::Pending;
-                }
-            }
-            Inner::Ready { .. } => {}
+            Inner::Custom(pending) => pending.wake_by(waker),
+        }
+    }
+
+    fn poll(&mut self, waker: &Waker) -> Poll<Result<Done>> {
+        // First the waker, then the question: what ends in between wakes.
+        self.wake_by(waker);
+        if !self.is_done() {
+            return Poll::Pending;
         }
         match self.block(Duration::ZERO) {
             Some(result) => Poll::Ready(result),

@@ -6,16 +6,46 @@ use super::inputs::{Memory, fill, input, reduced, sizes};
 use super::{Bench, Case, Level, Outcome, Skip, submit};
 
 pub(super) const CASES: &[Case] = &[
-    Case { name: "allreduce gives every rank the exact reduction", body: allreduce },
-    Case { name: "reduce gives the root the exact reduction", body: reduce },
-    Case { name: "reduce_scatter gives every rank its part", body: reduce_scatter },
-    Case { name: "broadcast gives every rank the root's data", body: broadcast },
-    Case { name: "allgather gives every rank all inputs", body: allgather },
-    Case { name: "gather gives the root all inputs", body: gather },
-    Case { name: "scatter gives every rank its part", body: scatter },
-    Case { name: "alltoall exchanges equal parts", body: alltoall },
-    Case { name: "alltoall exchanges parts of any length", body: alltoall_v },
-    Case { name: "batches give what single calls give", body: batches },
+    Case {
+        name: "allreduce gives every rank the exact reduction",
+        body: allreduce,
+    },
+    Case {
+        name: "reduce gives the root the exact reduction",
+        body: reduce,
+    },
+    Case {
+        name: "reduce_scatter gives every rank its part",
+        body: reduce_scatter,
+    },
+    Case {
+        name: "broadcast gives every rank the root's data",
+        body: broadcast,
+    },
+    Case {
+        name: "allgather gives every rank all inputs",
+        body: allgather,
+    },
+    Case {
+        name: "gather gives the root all inputs",
+        body: gather,
+    },
+    Case {
+        name: "scatter gives every rank its part",
+        body: scatter,
+    },
+    Case {
+        name: "alltoall exchanges equal parts",
+        body: alltoall,
+    },
+    Case {
+        name: "alltoall exchanges parts of any length",
+        body: alltoall_v,
+    },
+    Case {
+        name: "batches give what single calls give",
+        body: batches,
+    },
 ];
 
 /// Largest number of elements that the sample asks for: beyond the usual thresholds.
@@ -38,14 +68,18 @@ struct Combination {
 ///
 /// The sample steps through sizes, memory and roots at different paces while it goes through types
 /// and operators, so that over a case every pair of properties occurs. Ranks use different memory.
-fn combinations(
-    bench: &Bench,
-    reducing: bool,
-    mut each: impl FnMut(Combination),
-) -> Outcome {
+fn combinations(bench: &Bench, reducing: bool, mut each: impl FnMut(Combination)) -> Outcome {
     let known = bench.group.capabilities();
-    let ops: &[ReduceOp] = if reducing { &ReduceOp::ALL } else { &[ReduceOp::Sum] };
-    let limit = if bench.level == Level::Full { FULL_LIMIT } else { SAMPLE_LIMIT };
+    let ops: &[ReduceOp] = if reducing {
+        &ReduceOp::ALL
+    } else {
+        &[ReduceOp::Sum]
+    };
+    let limit = if bench.level == Level::Full {
+        FULL_LIMIT
+    } else {
+        SAMPLE_LIMIT
+    };
     let sizes = sizes(limit);
     let mut round = 0;
     let mut unknown = Vec::new();
@@ -65,7 +99,14 @@ fn combinations(
             for _ in 0..repeats {
                 let memory = Memory::ALL[(round / 2 + bench.rank()) % Memory::ALL.len()];
                 let (len, root) = (sizes[(round * 5) % sizes.len()], round % bench.size());
-                each(Combination { dtype, op, len, memory, root, round });
+                each(Combination {
+                    dtype,
+                    op,
+                    len,
+                    memory,
+                    root,
+                    round,
+                });
                 round += 1;
             }
         }
@@ -82,7 +123,10 @@ impl Combination {
     }
 
     fn input(&self, bench: &Bench, parts: usize) -> Buffer {
-        self.buffer(bench, &input(self.dtype, bench.rank(), self.len * parts, self.round))
+        self.buffer(
+            bench,
+            &input(self.dtype, bench.rank(), self.len * parts, self.round),
+        )
     }
 
     fn room(&self, bench: &Bench, parts: usize) -> Buffer {
@@ -93,14 +137,20 @@ impl Combination {
     fn run(&self, bench: &Bench, call: Call) -> Option<Buffer> {
         let kind = call.kind();
         let done = submit(bench, call, self.round).wait();
-        done.unwrap_or_else(|err| panic!("{kind} {self:?}: {err}")).buffer
+        done.unwrap_or_else(|err| panic!("{kind} {self:?}: {err}"))
+            .buffer
     }
 
     fn expect(&self, bench: &Bench, got: Option<Buffer>, expected: &[u8]) {
         let got = got.unwrap_or_else(|| panic!("{self:?}: no buffer came back"));
         let bytes = got.as_bytes().expect("host memory");
         let wrong = bytes.iter().zip(expected).position(|(a, b)| a != b);
-        assert_eq!(bytes.len(), expected.len(), "{self:?} on rank {}", bench.rank());
+        assert_eq!(
+            bytes.len(),
+            expected.len(),
+            "{self:?} on rank {}",
+            bench.rank()
+        );
         if let Some(at) = wrong {
             let size = self.dtype.size();
             let at = at / size * size;
@@ -116,24 +166,47 @@ impl Combination {
     }
 
     fn all_inputs(&self, bench: &Bench) -> Vec<u8> {
-        (0..bench.size()).flat_map(|r| input(self.dtype, r, self.len, self.round)).collect()
+        (0..bench.size())
+            .flat_map(|r| input(self.dtype, r, self.len, self.round))
+            .collect()
     }
 }
 
 fn allreduce(bench: &Bench) -> Outcome {
     bench.needs(&[CallKind::AllReduce])?;
     combinations(bench, true, |c| {
-        let got = c.run(bench, Call::AllReduce { buf: c.input(bench, 1), op: c.op });
-        c.expect(bench, got, &reduced(c.dtype, c.op, bench.size(), c.len, c.round));
+        let got = c.run(
+            bench,
+            Call::AllReduce {
+                buf: c.input(bench, 1),
+                op: c.op,
+            },
+        );
+        c.expect(
+            bench,
+            got,
+            &reduced(c.dtype, c.op, bench.size(), c.len, c.round),
+        );
     })
 }
 
 fn reduce(bench: &Bench) -> Outcome {
     bench.needs(&[CallKind::Reduce])?;
     combinations(bench, true, |c| {
-        let got = c.run(bench, Call::Reduce { buf: c.input(bench, 1), op: c.op, root: c.root });
+        let got = c.run(
+            bench,
+            Call::Reduce {
+                buf: c.input(bench, 1),
+                op: c.op,
+                root: c.root,
+            },
+        );
         if bench.rank() == c.root {
-            c.expect(bench, got, &reduced(c.dtype, c.op, bench.size(), c.len, c.round));
+            c.expect(
+                bench,
+                got,
+                &reduced(c.dtype, c.op, bench.size(), c.len, c.round),
+            );
         }
     })
 }
@@ -144,7 +217,14 @@ fn reduce_scatter(bench: &Bench) -> Outcome {
     combinations(bench, true, |c| {
         let input = c.input(bench, size).freeze();
         let output = c.room(bench, 1);
-        let got = c.run(bench, Call::ReduceScatter { input, output, op: c.op });
+        let got = c.run(
+            bench,
+            Call::ReduceScatter {
+                input,
+                output,
+                op: c.op,
+            },
+        );
         let whole = reduced(c.dtype, c.op, size, c.len * size, c.round);
         let part = c.len * c.dtype.size();
         c.expect(bench, got, &whole[bench.rank() * part..][..part]);
@@ -162,7 +242,13 @@ fn broadcast(bench: &Bench) -> Outcome {
             c.run(bench, Call::Broadcast { data, root: c.root });
             c.expect(bench, kept.try_thaw().ok(), &expected);
         } else {
-            let got = c.run(bench, Call::Broadcast { data: own.into(), root: c.root });
+            let got = c.run(
+                bench,
+                Call::Broadcast {
+                    data: own.into(),
+                    root: c.root,
+                },
+            );
             c.expect(bench, got, &expected);
         }
     })
@@ -184,7 +270,14 @@ fn gather(bench: &Bench) -> Outcome {
         let is_root = bench.rank() == c.root;
         let input = c.input(bench, 1).freeze();
         let output = is_root.then(|| c.room(bench, bench.size()));
-        let got = c.run(bench, Call::Gather { input, output, root: c.root });
+        let got = c.run(
+            bench,
+            Call::Gather {
+                input,
+                output,
+                root: c.root,
+            },
+        );
         if is_root {
             c.expect(bench, got, &c.all_inputs(bench));
         }
@@ -196,7 +289,14 @@ fn scatter(bench: &Bench) -> Outcome {
     combinations(bench, false, |c| {
         let data = (bench.rank() == c.root).then(|| c.input(bench, bench.size()).freeze());
         let output = c.room(bench, 1);
-        let got = c.run(bench, Call::Scatter { input: data, output, root: c.root });
+        let got = c.run(
+            bench,
+            Call::Scatter {
+                input: data,
+                output,
+                root: c.root,
+            },
+        );
         let whole = input(c.dtype, c.root, c.len * bench.size(), c.round);
         let part = c.len * c.dtype.size();
         c.expect(bench, got, &whole[bench.rank() * part..][..part]);
@@ -210,7 +310,15 @@ fn alltoall(bench: &Bench) -> Outcome {
         let data = c.input(bench, size).freeze();
         let output = c.room(bench, size);
         let (send_counts, recv_counts) = (Vec::new(), Vec::new());
-        let got = c.run(bench, Call::AllToAll { input: data, output, send_counts, recv_counts });
+        let got = c.run(
+            bench,
+            Call::AllToAll {
+                input: data,
+                output,
+                send_counts,
+                recv_counts,
+            },
+        );
         let part = c.len * c.dtype.size();
         let expected: Vec<u8> = (0..size)
             .flat_map(|rank| {
@@ -226,15 +334,26 @@ fn alltoall_v(bench: &Bench) -> Outcome {
     bench.needs(&[CallKind::AllToAll])?;
     let (me, size) = (bench.rank(), bench.size());
     // Zero for some pairs.
-    let count = |from: usize, to: usize, c: &Combination| (from * 3 + to + c.round) % 4 * (c.len % 97);
+    let count =
+        |from: usize, to: usize, c: &Combination| (from * 3 + to + c.round) % 4 * (c.len % 97);
     combinations(bench, false, |c| {
         let send_counts: Vec<usize> = (0..size).map(|to| count(me, to, &c)).collect();
         let recv_counts: Vec<usize> = (0..size).map(|from| count(from, me, &c)).collect();
         let sent = |rank: usize| -> usize { (0..size).map(|to| count(rank, to, &c)).sum() };
-        let data = c.buffer(bench, &input(c.dtype, me, sent(me), c.round)).freeze();
+        let data = c
+            .buffer(bench, &input(c.dtype, me, sent(me), c.round))
+            .freeze();
         let room = recv_counts.iter().sum::<usize>() * c.dtype.size();
         let output = c.buffer(bench, &vec![1; room]);
-        let got = c.run(bench, Call::AllToAll { input: data, output, send_counts, recv_counts });
+        let got = c.run(
+            bench,
+            Call::AllToAll {
+                input: data,
+                output,
+                send_counts,
+                recv_counts,
+            },
+        );
         let mut expected = Vec::new();
         for from in 0..size {
             let before: usize = (0..me).map(|to| count(from, to, &c)).sum();
@@ -249,9 +368,16 @@ fn alltoall_v(bench: &Bench) -> Outcome {
 fn batches(bench: &Bench) -> Outcome {
     bench.needs(&[CallKind::Batch, CallKind::AllReduce, CallKind::AllGather])?;
     combinations(bench, false, |c| {
-        let other = Combination { len: c.len / 2 + 1, round: c.round + 1, ..c };
+        let other = Combination {
+            len: c.len / 2 + 1,
+            round: c.round + 1,
+            ..c
+        };
         let pair = [c, other];
-        let calls = pair.map(|c| Call::AllReduce { buf: c.input(bench, 1), op: c.op });
+        let calls = pair.map(|c| Call::AllReduce {
+            buf: c.input(bench, 1),
+            op: c.op,
+        });
         let done = submit(bench, Call::Batch(calls.into()), c.round).wait();
         let done = done.unwrap_or_else(|err| panic!("batch of allreduce {c:?}: {err}"));
         assert_eq!(done.parts.len(), 2);

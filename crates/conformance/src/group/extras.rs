@@ -11,26 +11,53 @@ use super::inputs::values;
 use super::{Bench, Case, Outcome};
 
 pub(super) const CASES: &[Case] = &[
-    Case { name: "objects of different sizes are gathered", body: objects },
-    Case { name: "objects are broadcast and scattered", body: objects_from_root },
-    Case { name: "sparse tensors sum to the union of their rows", body: sparse },
-    Case { name: "plain slices are reduced in place", body: slices },
-    Case { name: "a monitored barrier lets everybody through", body: monitored },
-    Case { name: "bad arguments are refused and change nothing", body: refused },
+    Case {
+        name: "objects of different sizes are gathered",
+        body: objects,
+    },
+    Case {
+        name: "objects are broadcast and scattered",
+        body: objects_from_root,
+    },
+    Case {
+        name: "sparse tensors sum to the union of their rows",
+        body: sparse,
+    },
+    Case {
+        name: "plain slices are reduced in place",
+        body: slices,
+    },
+    Case {
+        name: "a monitored barrier lets everybody through",
+        body: monitored,
+    },
+    Case {
+        name: "bad arguments are refused and change nothing",
+        body: refused,
+    },
 ];
 
-const COLLECTIVES: &[CallKind] =
-    &[CallKind::AllReduce, CallKind::AllGather, CallKind::Broadcast, CallKind::Gather];
+const COLLECTIVES: &[CallKind] = &[
+    CallKind::AllReduce,
+    CallKind::AllGather,
+    CallKind::Broadcast,
+    CallKind::Gather,
+];
 
 fn object(rank: usize) -> BTreeMap<String, Vec<f64>> {
-    (0..rank * 2).map(|i| (format!("key {i}"), vec![rank as f64; i])).collect()
+    (0..rank * 2)
+        .map(|i| (format!("key {i}"), vec![rank as f64; i]))
+        .collect()
 }
 
 fn objects(bench: &Bench) -> Outcome {
     bench.needs(COLLECTIVES)?;
     let expected: Vec<_> = (0..bench.size()).map(object).collect();
     let mine = object(bench.rank());
-    assert_eq!(bench.group.allgather_object(&mine).expect("succeeds"), expected);
+    assert_eq!(
+        bench.group.allgather_object(&mine).expect("succeeds"),
+        expected
+    );
     for root in 0..bench.size() {
         let got = bench.group.gather_object(&mine, root).expect("succeeds");
         assert_eq!(got, (bench.rank() == root).then(|| expected.clone()));
@@ -44,10 +71,14 @@ fn objects_from_root(bench: &Bench) -> Outcome {
     for root in 0..bench.size() {
         let is_root = bench.rank() == root;
         let whole = object(root + 3);
-        let got = bench.group.broadcast_object(is_root.then_some(&whole), root);
+        let got = bench
+            .group
+            .broadcast_object(is_root.then_some(&whole), root);
         assert_eq!(got.expect("succeeds"), whole);
         let parts: Vec<_> = (0..bench.size()).map(object).collect();
-        let got = bench.group.scatter_object(is_root.then_some(&parts[..]), root);
+        let got = bench
+            .group
+            .scatter_object(is_root.then_some(&parts[..]), root);
         assert_eq!(got.expect("succeeds"), object(bench.rank()));
     }
     Ok(())
@@ -92,12 +123,21 @@ fn slices(bench: &Bench) -> Outcome {
     bench.needs(COLLECTIVES)?;
     let n = bench.size();
     let mut numbers = [bench.rank() as f64, 1.0];
-    bench.group.allreduce_in_place(&mut numbers, ReduceOp::Sum).expect("succeeds");
+    bench
+        .group
+        .allreduce_in_place(&mut numbers, ReduceOp::Sum)
+        .expect("succeeds");
     assert_eq!(numbers, [(n * (n - 1) / 2) as f64, n as f64]);
     let mut word = [bench.rank() as u8; 3];
-    bench.group.broadcast_in_place(&mut word, n - 1).expect("succeeds");
+    bench
+        .group
+        .broadcast_in_place(&mut word, n - 1)
+        .expect("succeeds");
     assert_eq!(word, [n as u8 - 1; 3]);
-    let all = bench.group.allgather_slice(&[bench.rank() as i16]).expect("succeeds");
+    let all = bench
+        .group
+        .allgather_slice(&[bench.rank() as i16])
+        .expect("succeeds");
     assert_eq!(all, (0..n as i16).collect::<Vec<_>>());
     Ok(())
 }
@@ -105,7 +145,10 @@ fn slices(bench: &Bench) -> Outcome {
 fn monitored(bench: &Bench) -> Outcome {
     bench.needs(&[CallKind::Send, CallKind::Recv])?;
     for _ in 0..3 {
-        bench.group.monitored_barrier(Duration::from_secs(60)).expect("everybody comes");
+        bench
+            .group
+            .monitored_barrier(Duration::from_secs(60))
+            .expect("everybody comes");
     }
     Ok(())
 }
@@ -116,23 +159,51 @@ fn refused(bench: &Bench) -> Outcome {
     let f32s = |len| Buffer::zeroed(DType::F32, len);
     let before = bench.group.sequence();
     let bad = [
-        Call::AllReduce { buf: f32s(1), op: ReduceOp::BitAnd },
-        Call::AllReduce { buf: Buffer::zeroed(DType::I32, 1), op: ReduceOp::Avg },
-        Call::Broadcast { data: f32s(1).into(), root: size },
-        Call::AllGather { input: f32s(2).freeze(), output: f32s(2 * size + 1) },
-        Call::AllGather { input: f32s(1).freeze(), output: Buffer::zeroed(DType::I32, size) },
-        Call::Send { data: f32s(1).freeze(), peer: bench.rank(), tag: 0 },
+        Call::AllReduce {
+            buf: f32s(1),
+            op: ReduceOp::BitAnd,
+        },
+        Call::AllReduce {
+            buf: Buffer::zeroed(DType::I32, 1),
+            op: ReduceOp::Avg,
+        },
+        Call::Broadcast {
+            data: f32s(1).into(),
+            root: size,
+        },
+        Call::AllGather {
+            input: f32s(2).freeze(),
+            output: f32s(2 * size + 1),
+        },
+        Call::AllGather {
+            input: f32s(1).freeze(),
+            output: Buffer::zeroed(DType::I32, size),
+        },
+        Call::Send {
+            data: f32s(1).freeze(),
+            peer: bench.rank(),
+            tag: 0,
+        },
         Call::Batch(Vec::new()),
     ];
     for call in bad {
         let kind = call.kind();
-        let err = bench.group.call(call, &CallOptions::default()).expect_err("makes no sense");
+        let err = bench
+            .group
+            .call(call, &CallOptions::default())
+            .expect_err("makes no sense");
         assert_eq!(err.kind(), ErrorKind::Invalid, "{kind}: {err}");
         assert_eq!(err.place().rank, Some(bench.rank()), "{err} names the rank");
     }
-    let reserved = bench.group.send(f32s(1).freeze(), (bench.rank() + 1) % size, u32::MAX);
+    let reserved = bench
+        .group
+        .send(f32s(1).freeze(), (bench.rank() + 1) % size, u32::MAX);
     assert_eq!(reserved.expect_err("reserved").kind(), ErrorKind::Invalid);
-    assert_eq!(bench.group.sequence(), before, "refused calls take no number");
+    assert_eq!(
+        bench.group.sequence(),
+        before,
+        "refused calls take no number"
+    );
     bench.group.barrier().expect("the group is as before");
     Ok(())
 }

@@ -11,14 +11,38 @@ use phalanx_pg::{
 use super::{Bench, Case, Outcome, Skip};
 
 pub(super) const CASES: &[Case] = &[
-    Case { name: "an operation that a rank does not reach times out", body: timeout },
-    Case { name: "a group that failed stays failed with its first cause", body: stays_broken },
-    Case { name: "an abort fails the others' pending operations with its reason", body: abort },
-    Case { name: "a receive that nobody sends to times out", body: recv_timeout },
-    Case { name: "a closed group says so", body: closed },
-    Case { name: "different calls are told apart under Checked", body: mismatches },
-    Case { name: "equal calls pass under Checked", body: matches },
-    Case { name: "a monitored barrier names who is missing", body: monitored_missing },
+    Case {
+        name: "an operation that a rank does not reach times out",
+        body: timeout,
+    },
+    Case {
+        name: "a group that failed stays failed with its first cause",
+        body: stays_broken,
+    },
+    Case {
+        name: "an abort fails the others' pending operations with its reason",
+        body: abort,
+    },
+    Case {
+        name: "a receive that nobody sends to times out",
+        body: recv_timeout,
+    },
+    Case {
+        name: "a closed group says so",
+        body: closed,
+    },
+    Case {
+        name: "different calls are told apart under Checked",
+        body: mismatches,
+    },
+    Case {
+        name: "equal calls pass under Checked",
+        body: matches,
+    },
+    Case {
+        name: "a monitored barrier names who is missing",
+        body: monitored_missing,
+    },
 ];
 
 /// Long enough for any error to arrive, short enough to call it a hang.
@@ -47,9 +71,17 @@ fn timeout(bench: &Bench) -> Outcome {
     let err = try_allreduce(&*bench.group, Duration::from_millis(300)).expect_err("one is missing");
     assert!(start.elapsed() < PATIENCE);
     assert!(broken(&err), "{err:?}");
-    assert_eq!(err.place().call, Some(CallKind::AllReduce), "{err} names the operation");
+    assert_eq!(
+        err.place().call,
+        Some(CallKind::AllReduce),
+        "{err} names the operation"
+    );
     assert_eq!(err.place().seq, Some(0), "{err} names the sequence number");
-    assert_eq!(err.place().rank, Some(bench.rank()), "{err} names the own rank");
+    assert_eq!(
+        err.place().rank,
+        Some(bench.rank()),
+        "{err} names the own rank"
+    );
     Ok(())
 }
 
@@ -66,7 +98,10 @@ fn stays_broken(bench: &Bench) -> Outcome {
         assert!(err.to_string().contains("the first cause"), "{err}");
     }
     assert_eq!(second.kind(), ErrorKind::Broken, "{second:?}");
-    assert!(bench.group.shutdown().is_err(), "a broken group has no orderly end");
+    assert!(
+        bench.group.shutdown().is_err(),
+        "a broken group has no orderly end"
+    );
     Ok(())
 }
 
@@ -97,7 +132,12 @@ fn recv_timeout(bench: &Bench) -> Outcome {
     }
     let options = CallOptions::default().with_timeout(Duration::from_millis(200));
     let room = Buffer::zeroed(DType::I32, 1);
-    let err = bench.group.with(options).recv(room, 1, 77).expect("accepted").wait();
+    let err = bench
+        .group
+        .with(options)
+        .recv(room, 1, 77)
+        .expect("accepted")
+        .wait();
     let err = err.expect_err("nobody sends");
     assert_eq!(err.kind(), ErrorKind::Timeout, "{err:?}");
     assert_eq!(err.peer(), Some(1), "{err} names the peer");
@@ -109,26 +149,38 @@ fn closed(bench: &Bench) -> Outcome {
     try_allreduce(&*bench.group, PATIENCE).expect("it works before");
     bench.group.shutdown().expect("an orderly end");
     let err = try_allreduce(&*bench.group, PATIENCE).expect_err("it is over");
-    assert!(matches!(err.kind(), ErrorKind::Closed | ErrorKind::Broken), "{err:?}");
+    assert!(
+        matches!(err.kind(), ErrorKind::Closed | ErrorKind::Broken),
+        "{err:?}"
+    );
     Ok(())
 }
 
 fn mismatches(bench: &Bench) -> Outcome {
-    bench.needs(&[CallKind::AllReduce, CallKind::AllGather, CallKind::Broadcast])?;
+    bench.needs(&[
+        CallKind::AllReduce,
+        CallKind::AllGather,
+        CallKind::Broadcast,
+    ])?;
     bench.needs_ranks(2)?;
     let group = Checked::new(Arc::clone(&bench.group)).expect("succeeds");
     let odd = bench.rank() == 1;
-    type Pair = (&'static str, fn(&dyn ProcessGroup, bool) -> Result<(), Error>);
+    type Pair = (
+        &'static str,
+        fn(&dyn ProcessGroup, bool) -> Result<(), Error>,
+    );
     let f32s = |len| Buffer::zeroed(DType::F32, len);
     let _ = f32s;
     let pairs: [Pair; 5] = [
         ("length", |g, odd| {
             let len = if odd { 5 } else { 4 };
-            g.allreduce(Buffer::zeroed(DType::F32, len), ReduceOp::Sum).map(drop)
+            g.allreduce(Buffer::zeroed(DType::F32, len), ReduceOp::Sum)
+                .map(drop)
         }),
         ("dtype", |g, odd| {
             let dtype = if odd { DType::I32 } else { DType::F32 };
-            g.allreduce(Buffer::zeroed(dtype, 4), ReduceOp::Sum).map(drop)
+            g.allreduce(Buffer::zeroed(dtype, 4), ReduceOp::Sum)
+                .map(drop)
         }),
         ("operator", |g, odd| {
             let op = if odd { ReduceOp::Max } else { ReduceOp::Sum };
@@ -136,9 +188,14 @@ fn mismatches(bench: &Bench) -> Outcome {
         }),
         ("call", |g, odd| match odd {
             true => g.broadcast(Buffer::zeroed(DType::F32, 4), 0).map(drop),
-            false => g.allreduce(Buffer::zeroed(DType::F32, 4), ReduceOp::Sum).map(drop),
+            false => g
+                .allreduce(Buffer::zeroed(DType::F32, 4), ReduceOp::Sum)
+                .map(drop),
         }),
-        ("root", |g, odd| g.broadcast(Buffer::zeroed(DType::F32, 4), odd.into()).map(drop)),
+        ("root", |g, odd| {
+            g.broadcast(Buffer::zeroed(DType::F32, 4), odd.into())
+                .map(drop)
+        }),
     ];
     for (aspect, call) in pairs {
         let err = call(&*group, odd).expect_err("ranks differ");
@@ -147,7 +204,10 @@ fn mismatches(bench: &Bench) -> Outcome {
     }
     // Nothing was sent: the group below is as before.
     let sum = try_allreduce(&*group, PATIENCE).expect("equal calls still pass");
-    assert_eq!(sum.as_slice::<f32>().expect("floats")[0], bench.size() as f32);
+    assert_eq!(
+        sum.as_slice::<f32>().expect("floats")[0],
+        bench.size() as f32
+    );
     Ok(())
 }
 
@@ -169,11 +229,17 @@ fn monitored_missing(bench: &Bench) -> Outcome {
         std::thread::sleep(Duration::from_millis(1500));
         return Ok(());
     }
-    let err = bench.group.monitored_barrier(Duration::from_millis(400)).expect_err("one is late");
+    let err = bench
+        .group
+        .monitored_barrier(Duration::from_millis(400))
+        .expect_err("one is late");
     assert_eq!(err.kind(), ErrorKind::Timeout, "{err:?}");
     if bench.rank() == 0 {
         assert_eq!(err.peer(), Some(missing), "{err}");
-        assert!(err.to_string().contains(&missing.to_string()), "{err} names the missing rank");
+        assert!(
+            err.to_string().contains(&missing.to_string()),
+            "{err} names the missing rank"
+        );
     }
     Ok(())
 }
@@ -192,13 +258,19 @@ pub fn survive(group: &Arc<dyn ProcessGroup>, victim: usize, limit: Duration) ->
         if let Err(err) = try_allreduce(&**group, limit) {
             break err;
         }
-        assert!(start.elapsed() < limit, "rank {victim} died and nobody noticed");
+        assert!(
+            start.elapsed() < limit,
+            "rank {victim} died and nobody noticed"
+        );
     };
     assert!(broken(&err), "{err:?}");
     if group.capabilities().on_peer_death == PeerDeath::Error {
         assert_eq!(err.peer(), Some(victim), "{err} names the rank that died");
     }
-    assert!(err.place().call.is_some() && err.place().seq.is_some(), "{err} names the operation");
+    assert!(
+        err.place().call.is_some() && err.place().seq.is_some(),
+        "{err} names the operation"
+    );
     let later = try_allreduce(&**group, limit).expect_err("the group is broken");
     assert!(broken(&later), "{later:?}");
     err

@@ -50,25 +50,24 @@ fn encode(dtype: DType, value: i64) -> Vec<u8> {
 
 /// Rank `rank`'s whole input as bytes.
 pub(super) fn input(dtype: DType, rank: usize, len: usize, salt: usize) -> Vec<u8> {
-    (0..len).flat_map(|at| element(dtype, rank, at, salt)).collect()
+    (0..len)
+        .flat_map(|at| element(dtype, rank, at, salt))
+        .collect()
 }
 
 /// A buffer with the given bytes in the given kind of memory.
-pub(super) fn fill(
-    group: &dyn ProcessGroup,
-    memory: Memory,
-    dtype: DType,
-    bytes: &[u8],
-) -> Buffer {
+pub(super) fn fill(group: &dyn ProcessGroup, memory: Memory, dtype: DType, bytes: &[u8]) -> Buffer {
     let len = bytes.len() / dtype.size();
     let mut buf = match memory {
-        Memory::Registered => {
-            group.allocate(Device::Cpu, dtype, len).expect("a backend allocates host memory")
-        }
+        Memory::Registered => group
+            .allocate(Device::Cpu, dtype, len)
+            .expect("a backend allocates host memory"),
         Memory::Plain => Buffer::zeroed(dtype, len),
         Memory::Inner => Buffer::zeroed(dtype, len + 2).split_at(1).1.split_at(len).0,
     };
-    buf.as_bytes_mut().expect("host memory").copy_from_slice(bytes);
+    buf.as_bytes_mut()
+        .expect("host memory")
+        .copy_from_slice(bytes);
     buf
 }
 
@@ -77,7 +76,9 @@ pub(super) fn fill(
 /// Written independently of [`phalanx_pg::reduce`]: in 64-bit integers, except where the type
 /// wraps or is not a number.
 pub(super) fn reduced(dtype: DType, op: ReduceOp, size: usize, len: usize, salt: usize) -> Vec<u8> {
-    (0..len).flat_map(|at| reduced_element(dtype, op, size, at, salt)).collect()
+    (0..len)
+        .flat_map(|at| reduced_element(dtype, op, size, at, salt))
+        .collect()
 }
 
 fn reduced_element(dtype: DType, op: ReduceOp, size: usize, at: usize, salt: usize) -> Vec<u8> {
@@ -123,16 +124,16 @@ fn real(dtype: DType, value: f64) -> Vec<u8> {
         DType::BF16 => bf16::from_f32(value as f32).to_le_bytes().to_vec(),
         DType::F32 => (value as f32).to_le_bytes().to_vec(),
         DType::F64 => value.to_le_bytes().to_vec(),
-        DType::Complex64 => {
-            bytemuck::bytes_of(&Complex::new(value as f32, -value as f32)).to_vec()
-        }
+        DType::Complex64 => bytemuck::bytes_of(&Complex::new(value as f32, -value as f32)).to_vec(),
         other => panic!("{other} has no averages"),
     }
 }
 
 /// Rank `rank`'s element `at` of a vector whose sum depends on the order of summation.
 pub(super) fn rough(rank: usize, at: usize) -> f32 {
-    let mixed = (rank as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(at as u64)
+    let mixed = (rank as u64 + 1)
+        .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+        .wrapping_add(at as u64)
         .wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let unit = ((mixed >> 40) as f32) / (1u64 << 24) as f32 - 0.5;
     unit * [1e-4f32, 1.0, 3e3][(mixed % 3) as usize]

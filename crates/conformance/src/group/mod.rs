@@ -123,13 +123,25 @@ impl fmt::Display for Report {
         for (name, why) in &self.skipped {
             writeln!(f, "skip {name}: {why}")?;
         }
-        write!(f, "{} passed, {} skipped", self.passed.len(), self.skipped.len())
+        write!(
+            f,
+            "{} passed, {} skipped",
+            self.passed.len(),
+            self.skipped.len()
+        )
     }
 }
 
 /// All cases, in the order in which they run.
 pub fn cases() -> Vec<Case> {
-    [calls::CASES, order::CASES, extras::CASES, subgroups::CASES, faults::CASES].concat()
+    [
+        calls::CASES,
+        order::CASES,
+        extras::CASES,
+        subgroups::CASES,
+        faults::CASES,
+    ]
+    .concat()
 }
 
 /// Runs all cases as one rank of `group`; panics with the name of the first that fails.
@@ -150,13 +162,20 @@ pub fn run_cases(group: &Arc<dyn ProcessGroup>, level: Level, cases: &[Case]) ->
             .split(&everyone, case.name)
             .unwrap_or_else(|err| panic!("case `{}`: no fresh group: {err}", case.name))
             .expect("every rank is a member");
-        let bench = Bench { group: fresh, level };
+        let bench = Bench {
+            group: fresh,
+            level,
+        };
         let outcome = catch_unwind(AssertUnwindSafe(|| (case.body)(&bench)));
         match outcome {
             Ok(Ok(())) => report.passed.push((case.name, start.elapsed())),
             Ok(Err(Skip(why))) => report.skipped.push((case.name, why)),
             Err(panic) => {
-                eprintln!("rank {}: conformance case `{}` failed", group.rank(), case.name);
+                eprintln!(
+                    "rank {}: conformance case `{}` failed",
+                    group.rank(),
+                    case.name
+                );
                 let reason = format!("conformance case `{}` failed", case.name);
                 bench.group.abort(&reason);
                 group.abort(&reason);
@@ -164,7 +183,9 @@ pub fn run_cases(group: &Arc<dyn ProcessGroup>, level: Level, cases: &[Case]) ->
             }
         }
         // Nobody may start the next case, and with it new connections, while others still run.
-        group.barrier().unwrap_or_else(|err| panic!("after case `{}`: {err}", case.name));
+        group
+            .barrier()
+            .unwrap_or_else(|err| panic!("after case `{}`: {err}", case.name));
     }
     report
 }

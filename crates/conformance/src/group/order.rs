@@ -11,36 +11,92 @@ use super::inputs::{Memory, fill, floats, rough, values};
 use super::{Bench, Case, Level, Outcome, mixed_options};
 
 pub(super) const CASES: &[Case] = &[
-    Case { name: "a thousand operations outstanding at once", body: thousand_outstanding },
-    Case { name: "blocking and asynchronous callers meet", body: modes_meet },
-    Case { name: "results are the same bits on every rank", body: same_bits },
-    Case { name: "cutting a vector into pieces changes no bit", body: pieces },
-    Case { name: "sixteen-bit sums are rounded once", body: rounded_once },
-    Case { name: "a dropped work does not disturb the next", body: dropped_work },
-    Case { name: "works may be waited for in any order", body: any_order },
-    Case { name: "a work that is not done yet can be asked again", body: ask_again },
-    Case { name: "a barrier ends after all earlier work", body: barrier_after_work },
-    Case { name: "a receive posted before a collective waits for a later send", body: p2p_beside },
-    Case { name: "messages match by tag", body: tags },
-    Case { name: "messages of one tag keep their order", body: message_order },
-    Case { name: "receiving from anybody names the sender", body: from_anybody },
-    Case { name: "a batch of sends and receives cannot block itself", body: ring },
-    Case { name: "sequence numbers count collectives", body: sequence },
+    Case {
+        name: "a thousand operations outstanding at once",
+        body: thousand_outstanding,
+    },
+    Case {
+        name: "blocking and asynchronous callers meet",
+        body: modes_meet,
+    },
+    Case {
+        name: "results are the same bits on every rank",
+        body: same_bits,
+    },
+    Case {
+        name: "cutting a vector into pieces changes no bit",
+        body: pieces,
+    },
+    Case {
+        name: "sixteen-bit sums are rounded once",
+        body: rounded_once,
+    },
+    Case {
+        name: "a dropped work does not disturb the next",
+        body: dropped_work,
+    },
+    Case {
+        name: "works may be waited for in any order",
+        body: any_order,
+    },
+    Case {
+        name: "a work that is not done yet can be asked again",
+        body: ask_again,
+    },
+    Case {
+        name: "a barrier ends after all earlier work",
+        body: barrier_after_work,
+    },
+    Case {
+        name: "a receive posted before a collective waits for a later send",
+        body: p2p_beside,
+    },
+    Case {
+        name: "messages match by tag",
+        body: tags,
+    },
+    Case {
+        name: "messages of one tag keep their order",
+        body: message_order,
+    },
+    Case {
+        name: "receiving from anybody names the sender",
+        body: from_anybody,
+    },
+    Case {
+        name: "a batch of sends and receives cannot block itself",
+        body: ring,
+    },
+    Case {
+        name: "sequence numbers count collectives",
+        body: sequence,
+    },
 ];
 
 fn thousand_outstanding(bench: &Bench) -> Outcome {
     bench.needs(&[CallKind::AllReduce])?;
-    let count = if bench.level == Level::Full { 10_000 } else { 1000 };
+    let count = if bench.level == Level::Full {
+        10_000
+    } else {
+        1000
+    };
     let works: Vec<Work<Buffer>> = (0..count)
         .map(|i| {
             let buf = Buffer::from_vec(vec![(bench.rank() + i) as i64; i % 5]);
-            bench.group.allreduce(buf, ReduceOp::Sum).expect("room for a thousand")
+            bench
+                .group
+                .allreduce(buf, ReduceOp::Sum)
+                .expect("room for a thousand")
         })
         .collect();
     let n = bench.size() as i64;
     for (i, work) in works.into_iter().enumerate() {
         let expected = vec![n * (n - 1) / 2 + n * i as i64; i % 5];
-        assert_eq!(values::<i64>(&work.wait().expect("it succeeds")), expected, "operation {i}");
+        assert_eq!(
+            values::<i64>(&work.wait().expect("it succeeds")),
+            expected,
+            "operation {i}"
+        );
     }
     Ok(())
 }
@@ -54,10 +110,20 @@ fn modes_meet(bench: &Bench) -> Outcome {
             _ => CallOptions::default(),
         };
         let buf = Buffer::from_vec(vec![round as i32 + bench.rank() as i32]);
-        let call = Call::AllReduce { buf, op: ReduceOp::Max };
+        let call = Call::AllReduce {
+            buf,
+            op: ReduceOp::Max,
+        };
         // Something queued before it, so that a blocking call has to wait its turn too.
-        let first = bench.group.allreduce(Buffer::from_vec(vec![1i8]), ReduceOp::Sum);
-        let done = bench.group.call(call, &options).expect("accepted").wait().expect("succeeds");
+        let first = bench
+            .group
+            .allreduce(Buffer::from_vec(vec![1i8]), ReduceOp::Sum);
+        let done = bench
+            .group
+            .call(call, &options)
+            .expect("accepted")
+            .wait()
+            .expect("succeeds");
         let max = values::<i32>(&done.buffer.expect("a buffer"));
         assert_eq!(max, [round as i32 + bench.size() as i32 - 1]);
         let sum = first.expect("accepted").wait().expect("succeeds");
@@ -69,9 +135,21 @@ fn modes_meet(bench: &Bench) -> Outcome {
 /// Sum of the rough vector with the group, from the given memory.
 fn rough_sum(bench: &Bench, range: std::ops::Range<usize>, memory: Memory) -> Vec<u32> {
     let mine = floats(range.map(|at| rough(bench.rank(), at)));
-    let buf = fill(&*bench.group, memory, DType::F32, mine.as_bytes().expect("host memory"));
-    let sum = bench.group.allreduce(buf, ReduceOp::Sum).expect("accepted").wait();
-    values::<f32>(&sum.expect("succeeds")).iter().map(|x| x.to_bits()).collect()
+    let buf = fill(
+        &*bench.group,
+        memory,
+        DType::F32,
+        mine.as_bytes().expect("host memory"),
+    );
+    let sum = bench
+        .group
+        .allreduce(buf, ReduceOp::Sum)
+        .expect("accepted")
+        .wait();
+    values::<f32>(&sum.expect("succeeds"))
+        .iter()
+        .map(|x| x.to_bits())
+        .collect()
 }
 
 fn same_bits(bench: &Bench) -> Outcome {
@@ -80,7 +158,9 @@ fn same_bits(bench: &Bench) -> Outcome {
         let bits = rough_sum(bench, 0..len, Memory::ALL[bench.rank() % 3]);
         for (at, &bits) in bits.iter().enumerate().step_by(len / 100 + 1) {
             let exact: f64 = (0..bench.size()).map(|r| f64::from(rough(r, at))).sum();
-            let largest = (0..bench.size()).map(|r| rough(r, at).abs()).fold(0.0, f32::max);
+            let largest = (0..bench.size())
+                .map(|r| rough(r, at).abs())
+                .fold(0.0, f32::max);
             let off = (f64::from(f32::from_bits(bits)) - exact).abs();
             let bound = f64::from(largest) * bench.size() as f64 * f64::from(f32::EPSILON);
             assert!(off <= bound, "element {at} is off by {off}");
@@ -88,7 +168,10 @@ fn same_bits(bench: &Bench) -> Outcome {
         let bits: Vec<i32> = bits.iter().map(|&bits| bits as i32).collect();
         let everyone = bench.group.allgather_slice(&bits).expect("succeeds");
         for (rank, theirs) in everyone.chunks_exact(len).enumerate() {
-            assert!(theirs == bits, "rank {rank} has other bits for {len} elements");
+            assert!(
+                theirs == bits,
+                "rank {rank} has other bits for {len} elements"
+            );
         }
     }
     Ok(())
@@ -119,10 +202,17 @@ fn rounded_once(bench: &Bench) -> Outcome {
     // In bf16, 256 + 1 is 256 again, however often.
     let mine = if bench.rank() == 0 { 256.0 } else { 1.0 };
     let buf = Buffer::from_vec(vec![half::bf16::from_f32(mine); 3]);
-    let sum = bench.group.allreduce(buf, ReduceOp::Sum).expect("accepted").wait();
+    let sum = bench
+        .group
+        .allreduce(buf, ReduceOp::Sum)
+        .expect("accepted")
+        .wait();
     let sum = values::<half::bf16>(&sum.expect("succeeds"))[0];
     let exact = half::bf16::from_f32(256.0 + (bench.size() - 1) as f32);
-    assert_eq!(sum, exact, "16-bit partial sums travel and accumulate in f32");
+    assert_eq!(
+        sum, exact,
+        "16-bit partial sums travel and accumulate in f32"
+    );
     Ok(())
 }
 
@@ -130,10 +220,22 @@ fn dropped_work(bench: &Bench) -> Outcome {
     bench.needs(&[CallKind::AllReduce])?;
     for i in 0..20i64 {
         let dropped = Buffer::from_vec(vec![i; 5000]);
-        drop(bench.group.allreduce(dropped, ReduceOp::Sum).expect("accepted"));
+        drop(
+            bench
+                .group
+                .allreduce(dropped, ReduceOp::Sum)
+                .expect("accepted"),
+        );
         let kept = Buffer::from_vec(vec![i]);
-        let sum = bench.group.allreduce(kept, ReduceOp::Sum).expect("accepted").wait();
-        assert_eq!(values::<i64>(&sum.expect("succeeds")), [i * bench.size() as i64]);
+        let sum = bench
+            .group
+            .allreduce(kept, ReduceOp::Sum)
+            .expect("accepted")
+            .wait();
+        assert_eq!(
+            values::<i64>(&sum.expect("succeeds")),
+            [i * bench.size() as i64]
+        );
     }
     Ok(())
 }
@@ -141,12 +243,18 @@ fn dropped_work(bench: &Bench) -> Outcome {
 fn any_order(bench: &Bench) -> Outcome {
     bench.needs(&[CallKind::AllReduce])?;
     let start = |i: i64| {
-        bench.group.allreduce(Buffer::from_vec(vec![i]), ReduceOp::Sum).expect("accepted")
+        bench
+            .group
+            .allreduce(Buffer::from_vec(vec![i]), ReduceOp::Sum)
+            .expect("accepted")
     };
     let works: Vec<_> = (0..50).map(start).collect();
     let n = bench.size() as i64;
     for (i, work) in works.into_iter().enumerate().rev() {
-        let sum = work.map(|buf| values::<i64>(&buf)).wait().expect("succeeds");
+        let sum = work
+            .map(|buf| values::<i64>(&buf))
+            .wait()
+            .expect("succeeds");
         assert_eq!(sum, [n * i as i64]);
     }
     Ok(())
@@ -162,7 +270,10 @@ fn ask_again(bench: &Bench) -> Outcome {
     let mut work = bench.group.allreduce(buf, ReduceOp::Sum).expect("accepted");
     let mut asked = 0;
     let sum = loop {
-        match work.wait_for(Duration::from_millis(5)).expect("nothing fails") {
+        match work
+            .wait_for(Duration::from_millis(5))
+            .expect("nothing fails")
+        {
             Some(sum) => break sum,
             None => asked += 1,
         }
@@ -180,7 +291,10 @@ fn barrier_after_work(bench: &Bench) -> Outcome {
     };
     let works: Vec<_> = (0..10).map(start).collect();
     bench.group.barrier().expect("succeeds");
-    assert!(works.iter().all(Work::is_done), "the barrier ended before earlier work");
+    assert!(
+        works.iter().all(Work::is_done),
+        "the barrier ended before earlier work"
+    );
     Ok(())
 }
 
@@ -188,20 +302,36 @@ fn p2p_beside(bench: &Bench) -> Outcome {
     bench.needs(&[CallKind::AllReduce, CallKind::Send, CallKind::Recv])?;
     bench.needs_ranks(2)?;
     for mode in [Mode::Async, Mode::Blocking] {
-        let options = CallOptions { mode, ..CallOptions::default() };
-        let all = |buf| bench.group.with(options.clone()).allreduce(buf, ReduceOp::Sum);
+        let options = CallOptions {
+            mode,
+            ..CallOptions::default()
+        };
+        let all = |buf| {
+            bench
+                .group
+                .with(options.clone())
+                .allreduce(buf, ReduceOp::Sum)
+        };
         let one = || Buffer::from_vec(vec![1i32; 1000]);
         match bench.rank() {
             0 => {
                 let message = bench.group.recv(Buffer::zeroed(DType::I32, 3), 1, 9);
                 let message = message.expect("accepted");
-                all(one()).expect("accepted").wait().expect("not behind the receive");
+                all(one())
+                    .expect("accepted")
+                    .wait()
+                    .expect("not behind the receive");
                 assert_eq!(values::<i32>(&message.wait().expect("succeeds")), [4, 5, 6]);
             }
             1 => {
                 all(one()).expect("accepted").wait().expect("succeeds");
                 let data = Buffer::from_vec(vec![4i32, 5, 6]).freeze();
-                bench.group.send(data, 0, 9).expect("accepted").wait().expect("succeeds");
+                bench
+                    .group
+                    .send(data, 0, 9)
+                    .expect("accepted")
+                    .wait()
+                    .expect("succeeds");
             }
             _ => drop(all(one()).expect("accepted").wait().expect("succeeds")),
         }
@@ -216,7 +346,12 @@ fn tags(bench: &Bench) -> Outcome {
         0 => {
             for tag in [3u32, 1, 2] {
                 let data = Buffer::from_vec(vec![tag as i32]).freeze();
-                bench.group.send(data, 1, tag).expect("accepted").wait().expect("succeeds");
+                bench
+                    .group
+                    .send(data, 1, tag)
+                    .expect("accepted")
+                    .wait()
+                    .expect("succeeds");
             }
         }
         1 => {
@@ -242,15 +377,23 @@ fn message_order(bench: &Bench) -> Outcome {
                 bench.group.send(data, 1, 0).expect("accepted")
             };
             let works: Vec<_> = (0..COUNT).map(send).collect();
-            works.into_iter().for_each(|work| work.wait().expect("succeeds"));
+            works
+                .into_iter()
+                .for_each(|work| work.wait().expect("succeeds"));
         }
         1 => {
             let recv = |_| {
-                bench.group.recv(Buffer::zeroed(DType::I32, 100), 0, 0).expect("accepted")
+                bench
+                    .group
+                    .recv(Buffer::zeroed(DType::I32, 100), 0, 0)
+                    .expect("accepted")
             };
             let works: Vec<_> = (0..COUNT).map(recv).collect();
             for (i, work) in works.into_iter().enumerate() {
-                assert_eq!(values::<i32>(&work.wait().expect("succeeds")), [i as i32; 100]);
+                assert_eq!(
+                    values::<i32>(&work.wait().expect("succeeds")),
+                    [i as i32; 100]
+                );
             }
         }
         _ => {}
@@ -262,19 +405,34 @@ fn from_anybody(bench: &Bench) -> Outcome {
     bench.needs(&[CallKind::Send, CallKind::Recv])?;
     bench.needs_ranks(2)?;
     if !bench.group.capabilities().recv_any {
-        return Err(super::Skip("the backend cannot receive from anybody".into()));
+        return Err(super::Skip(
+            "the backend cannot receive from anybody".into(),
+        ));
     }
     if bench.rank() > 0 {
         let data = Buffer::from_vec(vec![bench.rank() as i64]).freeze();
-        bench.group.send(data, 0, 5).expect("accepted").wait().expect("succeeds");
+        bench
+            .group
+            .send(data, 0, 5)
+            .expect("accepted")
+            .wait()
+            .expect("succeeds");
         return Ok(());
     }
     let mut seen = Vec::new();
     for _ in 1..bench.size() {
         let room = Buffer::zeroed(DType::I64, 1);
-        let (got, source) =
-            bench.group.recv_any(room, 5).expect("accepted").wait().expect("succeeds");
-        assert_eq!(values::<i64>(&got), [source as i64], "the sender is named right");
+        let (got, source) = bench
+            .group
+            .recv_any(room, 5)
+            .expect("accepted")
+            .wait()
+            .expect("succeeds");
+        assert_eq!(
+            values::<i64>(&got),
+            [source as i64],
+            "the sender is named right"
+        );
         seen.push(source);
     }
     seen.sort_unstable();
@@ -291,13 +449,30 @@ fn ring(bench: &Bench) -> Outcome {
     let len = 1 << 20;
     let data = Buffer::from_vec(vec![me as i32; len]).freeze();
     let calls = vec![
-        Call::Send { data, peer: next, tag: 1 },
-        Call::Recv { buf: Buffer::zeroed(DType::I32, len), peer: Some(previous), tag: 1 },
+        Call::Send {
+            data,
+            peer: next,
+            tag: 1,
+        },
+        Call::Recv {
+            buf: Buffer::zeroed(DType::I32, len),
+            peer: Some(previous),
+            tag: 1,
+        },
     ];
-    let mut got = bench.group.batch_p2p(calls).expect("accepted").wait().expect("succeeds");
+    let mut got = bench
+        .group
+        .batch_p2p(calls)
+        .expect("accepted")
+        .wait()
+        .expect("succeeds");
     assert!(got[0].is_none(), "a send gives nothing back");
     let received = got.remove(1).expect("the received buffer");
-    assert!(values::<i32>(&received).iter().all(|&x| x == previous as i32));
+    assert!(
+        values::<i32>(&received)
+            .iter()
+            .all(|&x| x == previous as i32)
+    );
     Ok(())
 }
 
@@ -306,7 +481,12 @@ fn sequence(bench: &Bench) -> Outcome {
     let start = bench.group.sequence();
     bench.group.barrier().expect("succeeds");
     let buf = Buffer::from_vec(vec![0u8]);
-    bench.group.allreduce(buf, ReduceOp::Max).expect("accepted").wait().expect("succeeds");
+    bench
+        .group
+        .allreduce(buf, ReduceOp::Max)
+        .expect("accepted")
+        .wait()
+        .expect("succeeds");
     assert_eq!(bench.group.sequence(), start + 2);
     Ok(())
 }

@@ -8,17 +8,37 @@ use super::inputs::values;
 use super::{Bench, Case, Outcome};
 
 pub(super) const CASES: &[Case] = &[
-    Case { name: "a new group has its members only, in order", body: new_group },
-    Case { name: "bad member lists are refused", body: bad_members },
-    Case { name: "a split by colour orders by key", body: by_color },
-    Case { name: "groups work at the same time from different threads", body: concurrent },
-    Case { name: "a group of a group knows its global ranks", body: nested },
+    Case {
+        name: "a new group has its members only, in order",
+        body: new_group,
+    },
+    Case {
+        name: "bad member lists are refused",
+        body: bad_members,
+    },
+    Case {
+        name: "a split by colour orders by key",
+        body: by_color,
+    },
+    Case {
+        name: "groups work at the same time from different threads",
+        body: concurrent,
+    },
+    Case {
+        name: "a group of a group knows its global ranks",
+        body: nested,
+    },
 ];
 
 fn sum_of_ranks(group: &dyn ProcessGroup) -> i64 {
     let buf = Buffer::from_vec(vec![group.global_ranks()[group.rank()] as i64]);
-    values::<i64>(&group.allreduce(buf, ReduceOp::Sum).expect("accepted").wait().expect("succeeds"))
-        [0]
+    values::<i64>(
+        &group
+            .allreduce(buf, ReduceOp::Sum)
+            .expect("accepted")
+            .wait()
+            .expect("succeeds"),
+    )[0]
 }
 
 fn new_group(bench: &Bench) -> Outcome {
@@ -27,10 +47,20 @@ fn new_group(bench: &Bench) -> Outcome {
     let mut unsorted = evens.clone();
     unsorted.reverse();
     let group = bench.group.new_group(&unsorted, "evens").expect("succeeds");
-    assert_eq!(group.is_some(), bench.rank() % 2 == 0, "members and only members get a group");
+    assert_eq!(
+        group.is_some(),
+        bench.rank() % 2 == 0,
+        "members and only members get a group"
+    );
     let Some(group) = group else { return Ok(()) };
-    assert_eq!((group.rank(), group.size()), (bench.rank() / 2, evens.len()));
-    let global: Vec<usize> = evens.iter().map(|&r| bench.group.global_ranks()[r]).collect();
+    assert_eq!(
+        (group.rank(), group.size()),
+        (bench.rank() / 2, evens.len())
+    );
+    let global: Vec<usize> = evens
+        .iter()
+        .map(|&r| bench.group.global_ranks()[r])
+        .collect();
     assert_eq!(group.global_ranks(), global);
     assert_eq!(sum_of_ranks(&*group), global.iter().sum::<usize>() as i64);
     assert_eq!(group.sequence(), 1, "a group counts for itself");
@@ -41,7 +71,10 @@ fn new_group(bench: &Bench) -> Outcome {
 fn bad_members(bench: &Bench) -> Outcome {
     let size = bench.size();
     for ranks in [&[][..], &[size], &[0, 0]] {
-        let err = bench.group.new_group(ranks, "bad").expect_err("makes no sense");
+        let err = bench
+            .group
+            .new_group(ranks, "bad")
+            .expect_err("makes no sense");
         assert_eq!(err.kind(), ErrorKind::Invalid, "{ranks:?}: {err}");
     }
     assert!(bench.group.global_rank(size).is_err());
@@ -59,13 +92,22 @@ fn by_color(bench: &Bench) -> Outcome {
     // Two halves in reverse order; the last rank of an odd world stays out.
     let half = size / 2;
     let color = (me < half * 2).then_some((me % 2) as i64);
-    let group = bench.group.split_by(color, -(me as i64), "half").expect("succeeds");
+    let group = bench
+        .group
+        .split_by(color, -(me as i64), "half")
+        .expect("succeeds");
     assert_eq!(group.is_some(), color.is_some());
     let Some(group) = group else { return Ok(()) };
     let members: Vec<usize> = (0..half * 2).rev().filter(|r| r % 2 == me % 2).collect();
-    let global: Vec<usize> = members.iter().map(|&r| bench.group.global_ranks()[r]).collect();
+    let global: Vec<usize> = members
+        .iter()
+        .map(|&r| bench.group.global_ranks()[r])
+        .collect();
     assert_eq!(group.global_ranks(), global, "ordered by key");
-    assert_eq!(group.rank(), members.iter().position(|&r| r == me).expect("a member"));
+    assert_eq!(
+        group.rank(),
+        members.iter().position(|&r| r == me).expect("a member")
+    );
     assert_eq!(sum_of_ranks(&*group), global.iter().sum::<usize>() as i64);
     Ok(())
 }
@@ -100,8 +142,13 @@ fn nested(bench: &Bench) -> Outcome {
         return Ok(());
     };
     let last = outer.size() - 1;
-    let Some(inner) = outer.new_group(&[last], "inner").expect("succeeds") else { return Ok(()) };
-    assert_eq!(inner.global_ranks(), [bench.group.global_ranks()[bench.size() - 1]]);
+    let Some(inner) = outer.new_group(&[last], "inner").expect("succeeds") else {
+        return Ok(());
+    };
+    assert_eq!(
+        inner.global_ranks(),
+        [bench.group.global_ranks()[bench.size() - 1]]
+    );
     assert_eq!(sum_of_ranks(&*inner), inner.global_ranks()[0] as i64);
     Ok(())
 }
