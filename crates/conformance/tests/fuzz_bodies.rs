@@ -51,7 +51,8 @@ fn input(target: &str) -> impl Strategy<Value = Vec<u8>> + use<> {
 
 #[test]
 fn every_seed_passes() {
-    let targets: [(&str, fn(&[u8])); 3] = [
+    type Target = (&'static str, fn(&[u8]));
+    let targets: [Target; 3] = [
         ("request_parser", fuzz::request_parser),
         ("reply_parser", fuzz::reply_parser),
         ("server_state", fuzz::server_state),

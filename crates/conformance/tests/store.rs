@@ -2,11 +2,13 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use phalanx_conformance::store;
 use phalanx_store::{
-    HashStore, JobToken, PrefixStore, Result, Store, TcpStore, TcpStoreOptions, TcpStoreServer,
+    FileStore, HashStore, JobToken, PrefixStore, Result, Store, TcpStore, TcpStoreOptions,
+    TcpStoreServer,
 };
 
 /// Runs the suite and prints what it did; a store here has no excuse to lack anything.
@@ -107,6 +109,16 @@ fn hash_store_conforms() {
 #[test]
 fn tcp_store_conforms() {
     pass_with_prefixes("TcpStore", &|| Hosted::start(None));
+}
+
+#[test]
+fn file_store_conforms() {
+    let dir = tempfile::tempdir().unwrap();
+    let made = AtomicUsize::new(0);
+    pass_with_prefixes("FileStore", &|| {
+        let name = made.fetch_add(1, Ordering::Relaxed).to_string();
+        Arc::new(FileStore::open(dir.path().join(name), None).unwrap())
+    });
 }
 
 #[test]

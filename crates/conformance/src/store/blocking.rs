@@ -107,12 +107,23 @@ fn keys_may_arrive_in_any_order(store: Arc<dyn Store>) -> Outcome {
 }
 
 fn keys_that_come_and_go_count_as_having_come(store: Arc<dyn Store>) -> Outcome {
-    store.set("early", b"").unwrap();
-    let other = Other::start(&store, |handle| handle.wait(&["early", "late"]));
-    assert!(store.delete_key("early").unwrap());
-    store.set("late", b"").unwrap();
-    other.result().unwrap();
-    Ok(())
+    // Nothing tells whether the other thread has seen the early key before it goes, so a slow
+    // machine gets further chances with more time.
+    for moments in [1, 10, 100] {
+        let keys = [format!("early {moments}"), format!("late {moments}")];
+        store.set(&keys[0], b"").unwrap();
+        let waiter = Other::start(&store, {
+            let keys = keys.clone();
+            move |handle| handle.wait_for(&[&keys[0], &keys[1]], 100 * MOMENT)
+        });
+        std::thread::sleep(moments * MOMENT);
+        assert!(store.delete_key(&keys[0]).unwrap());
+        store.set(&keys[1], b"").unwrap();
+        if waiter.result().is_ok() {
+            return Ok(());
+        }
+    }
+    panic!("a key that was there during the wait does not count");
 }
 
 fn a_compare_set_that_writes_nothing_wakes_nobody(store: Arc<dyn Store>) -> Outcome {

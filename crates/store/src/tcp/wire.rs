@@ -18,6 +18,9 @@ pub const MAX_VALUE_LEN: usize = 8 << 20;
 pub const MAX_LIST_LEN: usize = 128 << 10;
 /// Largest answer a client accepts. Values can outgrow [`MAX_VALUE_LEN`] by appending.
 pub const MAX_REPLY_LEN: usize = 1 << 30;
+/// Most keys in an answer that a client accepts: as many as [`MAX_REPLY_LEN`] bytes of memory hold
+/// if all are empty.
+pub const MAX_REPLY_KEYS: usize = MAX_REPLY_LEN / size_of::<Vec<u8>>();
 /// Bytes in an authentication message: a nonce or a proof.
 pub const AUTH_LEN: usize = 32;
 
@@ -520,10 +523,16 @@ impl ReplyDecoder {
             let count = cursor.i64()?;
             let count = usize::try_from(count)
                 .map_err(|_| WireError::BadReply(format!("negative count {count}")))?;
-            self.left = Some(if self.shape == Shape::Pop {
-                count.min(1)
-            } else {
-                count
+            self.left = Some(match self.shape {
+                Shape::Pop => count.min(1),
+                _ if count > MAX_REPLY_KEYS => {
+                    return Err(Stop::Bad(WireError::TooLong {
+                        what: "number of keys",
+                        got: count as u64,
+                        limit: MAX_REPLY_KEYS,
+                    }));
+                }
+                _ => count,
             });
             return Ok(None);
         };
