@@ -169,8 +169,6 @@ fn mismatches(bench: &Bench) -> Outcome {
         &'static str,
         fn(&dyn ProcessGroup, bool) -> Result<(), Error>,
     );
-    let f32s = |len| Buffer::zeroed(DType::F32, len);
-    let _ = f32s;
     let pairs: [Pair; 5] = [
         ("length", |g, odd| {
             let len = if odd { 5 } else { 4 };
