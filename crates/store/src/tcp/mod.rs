@@ -7,4 +7,5 @@ pub mod state;
 pub mod wire;
 
 pub use client::{TcpStore, TcpStoreOptions};
+pub(crate) use connection::resolve;
 pub use server::TcpStoreServer;
