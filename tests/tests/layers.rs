@@ -48,6 +48,7 @@ const PRODUCT: &[&str] = &[
     "phalanx-candle",
     "phalanx-ddp",
     "phalanx-reducer",
+    "phalanx-reference",
     "phalanx-native",
     "phalanx-gloo",
     "phalanx-mpi",
@@ -66,6 +67,7 @@ const RULES: &[Rule] = &[
     safe("phalanx-store", &[]),
     with_unsafe("phalanx-pg", &["phalanx-store"]),
     // Backends know the trait that they implement, and not each other.
+    safe("phalanx-reference", CORE),
     with_unsafe("phalanx-native", CORE),
     with_unsafe("gloo-sys", &[]),
     with_unsafe("phalanx-gloo", &["gloo-sys", "phalanx-pg", "phalanx-store"]),

@@ -21,6 +21,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,6 +51,8 @@ pub struct GroupInit {
     pub timeout: Duration,
     /// The job's secret, if connections have to prove it.
     pub token: Option<JobToken>,
+    /// This host's address that the other ranks can reach; `None` if all are on one host.
+    pub bind: Option<IpAddr>,
     /// Name of the group.
     pub name: String,
 }
@@ -63,6 +66,7 @@ impl GroupInit {
             world_size,
             timeout: DEFAULT_TIMEOUT,
             token: None,
+            bind: None,
             name: "world".into(),
         }
     }
