@@ -255,7 +255,7 @@ fn calls_go_to_the_backend_of_their_memory() {
         .unwrap();
     group.broadcast(on_cuda(), 0).unwrap().wait().unwrap();
     let batch = vec![on_cuda(), on_cuda()];
-    let _ = group.allreduce_coalesced(batch, ReduceOp::Sum).unwrap();
+    drop(group.allreduce_coalesced(batch, ReduceOp::Sum).unwrap());
     assert_eq!(*cpu.notes.lock(), ["allreduce"]);
     assert_eq!(*cuda.notes.lock(), ["broadcast", "batch"]);
     assert_eq!(group.sequence(), 3);
