@@ -15,6 +15,9 @@ use crate::work::{Completer, Done, RawWork, Times, completion};
 pub const MAX_OUTSTANDING: usize = 64 << 10;
 
 /// What a host backend does with one collective, in the thread that runs it.
+///
+/// [`run`](Engine::run) is called by one thread at a time, not always the same;
+/// [`interrupt`](Engine::interrupt) by any thread, also while it runs.
 pub trait Engine: Send + Sync {
     /// Runs the call to its end. Must return by `turn.deadline`, or when interrupted.
     fn run(&self, call: Call, turn: &Turn) -> Result<Done>;
@@ -48,6 +51,9 @@ pub struct Turn {
 /// |---|---|---|---|
 /// | yes | none | runs in the caller | queued, wakes the thread |
 /// | no | any | queued, waited for | queued |
+///
+/// May be used from many threads: whoever submits first has the lower number. Nothing blocks in
+/// `submit` but a call that runs in the caller's thread.
 #[derive(Debug)]
 pub struct Lane {
     shared: Arc<Shared>,
