@@ -18,7 +18,9 @@
 //!
 //! Each type with a behaviour of its own says how threads may use it. All others are plain data:
 //! `Send` and `Sync`, and changed only by who owns them.
+#![deny(unsafe_code)]
 
+#[expect(unsafe_code, reason = "memory that operations own")]
 mod buffer;
 mod by_device;
 mod call;
