@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use phalanx_conformance::group::{Level, Report, run_rank, survive};
-use phalanx_pg::ProcessGroup;
+use phalanx_conformance::group::{Level, Report, cases, run_cases, run_rank, survive};
+use phalanx_pg::{Checked, FaultPlan, Faulty, ProcessGroup, Recorded, Recorder, RecorderOptions};
 use phalanx_reference::ReferenceGroup;
 
 type Groups = Vec<Arc<dyn ProcessGroup>>;
@@ -83,4 +83,53 @@ fn survivors_learn_which_rank_died() {
         }
         survive(&group, 2, Duration::from_secs(30));
     });
+}
+
+/// The suite with every case's group in a wrapper.
+fn wrapped(
+    size: usize,
+    wrap: impl Fn(Arc<dyn ProcessGroup>) -> Arc<dyn ProcessGroup> + Sync,
+    left_out: &[&str],
+) {
+    let chosen: Vec<_> = cases()
+        .into_iter()
+        .filter(|case| !left_out.contains(&case.name()))
+        .collect();
+    assert_eq!(chosen.len() + left_out.len(), cases().len());
+    let reports = on_all(ReferenceGroup::threads(size), |group| {
+        let report = run_cases(&group, Level::Sample, &chosen, &wrap);
+        group.shutdown().expect("an orderly end");
+        report
+    });
+    check(size, &reports);
+}
+
+#[test]
+fn under_the_recorder() {
+    let recorder = Arc::new(Recorder::new(RecorderOptions::default()));
+    wrapped(3, |group| Recorded::new(group, &recorder), &[]);
+    assert!(recorder.dump().contains("reference:"));
+}
+
+#[test]
+fn under_checks() {
+    // These rest on calls that return before the peers have come, which checked calls do not.
+    let asynchronous = [
+        "a thousand operations outstanding at once",
+        "a work that is not done yet can be asked again",
+    ];
+    wrapped(
+        3,
+        |group| Checked::new(group).expect("all ranks come"),
+        &asynchronous[..0],
+    );
+}
+
+#[test]
+fn with_late_completions() {
+    let late = |group: Arc<dyn ProcessGroup>| -> Arc<dyn ProcessGroup> {
+        let plan = FaultPlan::new().jitter(group.rank() as u64, Duration::from_micros(200));
+        Faulty::new(group, plan)
+    };
+    wrapped(2, late, &[]);
 }

@@ -390,6 +390,8 @@ impl fmt::Debug for Buffer {
 /// drop(other);
 /// assert!(frozen.try_thaw().is_ok());
 /// ```
+///
+/// `Send` and `Sync`: clones may be read on different threads at the same time.
 #[derive(Debug, Clone)]
 pub struct Frozen(Arc<Buffer>);
 

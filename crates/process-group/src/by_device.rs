@@ -8,9 +8,9 @@ use std::time::Duration;
 use phalanx_store::Deadline;
 
 use crate::buffer::Buffer;
-use crate::call::{Call, CallOptions};
+use crate::call::{Call, CallKind, CallOptions};
 use crate::dtype::{DType, Device};
-use crate::error::{Error, Result};
+use crate::error::{Error, Place, Result};
 use crate::group::{Capabilities, PeerDeath, ProcessGroup};
 use crate::work::{Done, Pending, RawWork, State, Status, Times, WorkStatus};
 
@@ -59,6 +59,15 @@ impl ByDevice {
             Kind::Cpu => &self.cpu,
             Kind::Cuda => &self.cuda,
         }
+    }
+
+    fn place(&self, err: Error, call: CallKind) -> Error {
+        err.at(Place {
+            group: Some(self.name().into()),
+            rank: Some(self.rank()),
+            call: Some(call),
+            ..Place::default()
+        })
     }
 
     fn barrier(&self, options: &CallOptions) -> Result<RawWork> {
@@ -137,13 +146,14 @@ impl ProcessGroup for ByDevice {
     }
 
     fn submit(&self, call: Call, options: &CallOptions) -> Result<RawWork> {
-        match device_of(&call)? {
-            None => self.barrier(options),
-            Some(device) => {
-                let group = self.backend_for(device);
-                group.capabilities().check(&call)?;
-                group.submit(call, options)
-            }
+        let group = match device_of(&call) {
+            Ok(None) => return self.barrier(options),
+            Ok(Some(device)) => self.backend_for(device),
+            Err(err) => return Err(self.place(err, call.kind())),
+        };
+        match group.capabilities().check(&call) {
+            Ok(()) => group.submit(call, options),
+            Err(err) => Err(self.place(err, call.kind())),
         }
     }
 

@@ -13,6 +13,8 @@ use crate::error::{Error, Result};
 ///
 /// All ranks are ranks of the group. All lengths are in elements. Memory that the operation only
 /// reads is [`Frozen`]: a caller who wants it back keeps a clone and thaws it afterwards.
+///
+/// `Send`: built on one thread, it may run on another.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Call {

@@ -11,6 +11,8 @@ use crate::group::{Capabilities, ProcessGroup};
 use crate::work::RawWork;
 
 /// A group whose calls use the options given to [`with`](crate::ProcessGroupExt::with).
+///
+/// May be used from many threads, as the group may; its options do not change.
 #[derive(Debug)]
 pub struct Configured<'a, G: ?Sized> {
     group: &'a G,

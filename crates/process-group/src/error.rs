@@ -13,7 +13,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why an operation failed, and where: own rank, peer, operation, sequence number, elapsed time.
 ///
-/// Cheap to clone, since one cause may fail many operations.
+/// Cheap to clone, since one cause may fail many operations. `Send` and `Sync`.
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
 

@@ -36,6 +36,9 @@ pub(crate) const FIRST_RESERVED_TAG: u32 = 1 << 31;
 /// # Ok::<(), phalanx_pg::Error>(())
 /// ```
 ///
+/// May be called from many threads. Threads that issue collectives on one group must agree on
+/// their order, the same on all ranks.
+///
 /// A buffer in flight cannot be touched:
 ///
 /// ```compile_fail,E0382

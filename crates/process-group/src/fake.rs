@@ -15,6 +15,8 @@ use crate::work::{Done, RawWork, Times};
 /// For trying out a program as rank `r` of a large world, and for measuring what everything but
 /// communication costs. Reductions and broadcasts leave the buffer as it is, gathers repeat the
 /// own input, scatters take the own part; a receive leaves the buffer as it is.
+///
+/// May be used from many threads. Every call runs in the caller's.
 #[derive(Debug)]
 pub struct FakeGroup {
     rank: usize,

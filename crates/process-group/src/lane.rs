@@ -15,6 +15,9 @@ use crate::work::{Completer, Done, RawWork, Times, completion};
 pub const MAX_OUTSTANDING: usize = 64 << 10;
 
 /// What a host backend does with one collective, in the thread that runs it.
+///
+/// [`run`](Engine::run) is called by one thread at a time, not always the same;
+/// [`interrupt`](Engine::interrupt) by any thread, also while it runs.
 pub trait Engine: Send + Sync {
     /// Runs the call to its end. Must return by `turn.deadline`, or when interrupted.
     fn run(&self, call: Call, turn: &Turn) -> Result<Done>;
@@ -48,6 +51,9 @@ pub struct Turn {
 /// |---|---|---|---|
 /// | yes | none | runs in the caller | queued, wakes the thread |
 /// | no | any | queued, waited for | queued |
+///
+/// May be used from many threads: whoever submits first has the lower number. Nothing blocks in
+/// `submit` but a call that runs in the caller's thread.
 #[derive(Debug)]
 pub struct Lane {
     shared: Arc<Shared>,
@@ -262,6 +268,7 @@ impl Shared {
                 elapsed: Some(enqueued.elapsed()),
                 ..place
             });
+            // Apart from the match, which would hold the lock that `fail` takes.
             let broken = self.queue.lock().broken.clone();
             match broken {
                 // Interrupted: what broke the group is the reason.
@@ -325,6 +332,37 @@ impl Shared {
             job.completer.complete(result);
             self.release();
             queue = self.queue.lock();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Failing;
+
+    impl Engine for Failing {
+        fn run(&self, _: Call, _: &Turn) -> Result<Done> {
+            Err(Error::new(ErrorKind::PeerLost, "rank 1 is gone").from_peer(1))
+        }
+
+        fn interrupt(&self, _: &Error) {}
+    }
+
+    #[test]
+    fn an_operation_that_fails_by_itself_breaks_the_lane() {
+        for options in [CallOptions::blocking(), CallOptions::default()] {
+            let lane = Lane::new(Place::default(), Duration::from_secs(9), Arc::new(Failing));
+            let mut work = lane.submit(Call::Barrier, &options).unwrap();
+            let first = work.block(Duration::from_secs(9)).expect("no deadlock");
+            let first = first.unwrap_err();
+            assert_eq!(
+                (first.kind(), first.place().seq),
+                (ErrorKind::PeerLost, Some(0))
+            );
+            let later = lane.submit(Call::Barrier, &options).unwrap_err();
+            assert_eq!((later.kind(), later.peer()), (ErrorKind::Broken, Some(1)));
         }
     }
 }

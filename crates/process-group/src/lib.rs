@@ -1,8 +1,26 @@
 //! Process groups: ranks that communicate, whatever carries the bytes.
 //!
 //! Callers use [`ProcessGroupExt`] on an `Arc<dyn ProcessGroup>`; backends implement
-//! [`ProcessGroup`], most of them with a [`Lane`] that queues, numbers and fails operations.
+//! [`ProcessGroup`], most of them with a [`Lane`] that queues, numbers and fails operations, and
+//! are found by name in the [`registry`].
+//!
+//! Wrappers around any group:
+//!
+//! | wrapper | for |
+//! |---|---|
+//! | [`Checked`] | finding ranks that call different things |
+//! | [`Recorded`] | the last operations, for when something went wrong |
+//! | [`Faulty`] | tests: slow, lost and failing calls |
+//! | [`ByDevice`] | one backend for host memory, another for devices |
+//! | [`Configured`] | a timeout or a mode for some calls |
+//!
+//! # Threads
+//!
+//! Each type with a behaviour of its own says how threads may use it. All others are plain data:
+//! `Send` and `Sync`, and changed only by who owns them.
+#![deny(unsafe_code)]
 
+#[expect(unsafe_code, reason = "memory that operations own")]
 mod buffer;
 mod by_device;
 mod call;

@@ -62,7 +62,8 @@ pub enum State {
 
 /// What a backend provides for an operation that is not a host completion: a device event.
 ///
-/// Host backends use [`completion`] instead.
+/// Host backends use [`completion`] instead. `Send`: waited for by whoever holds the work, one
+/// thread at a time.
 pub trait Pending: Send {
     /// Whether the host may use the result now.
     fn is_done(&self) -> bool;
@@ -78,6 +79,8 @@ pub trait Pending: Send {
 }
 
 /// A handle to watch an operation by, after its [`Work`] has been waited for or dropped.
+///
+/// `Send` and `Sync`: any thread may look at any time. Keeps no memory of the operation's.
 #[derive(Clone)]
 pub struct WorkStatus(Watched);
 
@@ -88,7 +91,7 @@ enum Watched {
     Custom(Arc<dyn Status>),
 }
 
-/// What a [`Pending`] operation tells a watcher.
+/// What a [`Pending`] operation tells a watcher, on any thread.
 pub trait Status: Send + Sync {
     /// How it stands.
     fn state(&self) -> State;
@@ -145,6 +148,8 @@ impl fmt::Debug for WorkStatus {
 /// An operation as a backend hands it out; [`Work`] is the typed form for callers.
 ///
 /// Dropping it detaches the operation: the backend keeps the memory until it is finished.
+///
+/// `Send`: a work may be waited for on another thread.
 pub struct RawWork(Inner);
 
 enum Inner {
@@ -208,6 +213,8 @@ impl Times {
 }
 
 /// The backend's end of an operation in progress. Dropping it without a result fails it.
+///
+/// `Send` and `Sync`: any thread may complete the operation.
 pub struct Completer(Option<Arc<Cell>>);
 
 /// An operation that some thread will complete.

@@ -188,9 +188,8 @@ fn check(held: &[Held], len: usize) {
         };
         assert_eq!(buffer.as_slice::<i32>().unwrap(), &model[..]);
         assert_eq!(buffer.len(), model.len());
-        for byte in buffer.offset()..buffer.offset() + buffer.byte_len() {
-            let before = std::mem::replace(&mut claimed[byte], true);
-            assert!(!before, "byte {byte} has two owners");
+        for byte in &mut claimed[buffer.offset()..][..buffer.byte_len()] {
+            assert!(!std::mem::replace(byte, true), "a byte has two owners");
         }
     }
 }

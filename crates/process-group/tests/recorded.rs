@@ -204,13 +204,13 @@ fn a_dump_shows_the_present_state_of_each_operation() {
 fn an_entry_says_what_was_called() {
     let (_, recorder, group) = recorded(None);
     let options = CallOptions::default().with_timeout(Duration::from_millis(1500));
-    let _ = group.with(options).allgather(frozen(5)).unwrap();
-    let _ = group.send(frozen(2), 0, 3).unwrap();
-    let _ = group.recv(Buffer::zeroed(DType::I64, 1), 2, 3).unwrap();
-    let _ = group.recv_any(floats(1), 3).unwrap();
+    drop(group.with(options).allgather(frozen(5)).unwrap());
+    drop(group.send(frozen(2), 0, 3).unwrap());
+    drop(group.recv(Buffer::zeroed(DType::I64, 1), 2, 3).unwrap());
+    drop(group.recv_any(floats(1), 3).unwrap());
     let batch = vec![floats(1), Buffer::zeroed(DType::BF16, 2)];
-    let _ = group.allreduce_coalesced(batch, ReduceOp::Sum).unwrap();
-    let _ = group.barrier_async().unwrap();
+    drop(group.allreduce_coalesced(batch, ReduceOp::Sum).unwrap());
+    drop(group.barrier_async().unwrap());
 
     let trace = recorder.trace();
     let names: Vec<_> = trace
@@ -262,7 +262,7 @@ fn an_entry_says_what_was_called() {
 #[test]
 fn the_json_has_pytorchs_names() {
     let (_, recorder, group) = recorded(None);
-    let _ = group.allreduce(floats(3), ReduceOp::Sum).unwrap();
+    drop(group.allreduce(floats(3), ReduceOp::Sum).unwrap());
     let json: serde_json::Value = serde_json::from_str(&recorder.dump()).unwrap();
     let keys = |value: &serde_json::Value| -> BTreeSet<String> {
         value.as_object().unwrap().keys().cloned().collect()
@@ -313,15 +313,15 @@ fn the_newest_operations_push_out_the_oldest() {
     let recorder = recorder(3, None);
     let group = Recorded::new(manual.clone(), &recorder);
     for _ in 0..5 {
-        let _ = group.barrier_async().unwrap();
+        drop(group.barrier_async().unwrap());
         manual.oldest().complete(Ok(Done::default()));
     }
-    let _ = group.barrier_async().unwrap();
+    drop(group.barrier_async().unwrap());
     let trace = recorder.trace();
     let ids: Vec<_> = trace.entries.iter().map(|entry| entry.record_id).collect();
     assert_eq!(ids, [3, 4, 5]);
     for _ in 0..3 {
-        let _ = group.send(frozen(1), 0, 0).unwrap();
+        drop(group.send(frozen(1), 0, 0).unwrap());
     }
     let status = recorder.trace().pg_status[&0];
     assert_eq!(status.last_completed_collective, 4, "remembered");
@@ -340,7 +340,7 @@ fn a_capacity_of_zero_records_nothing() {
 fn an_operation_is_there_while_the_backend_still_has_it_in_submit() {
     let (manual, recorder, group) = recorded(None);
     *manual.script.lock() = Script::Look(recorder.clone(), None);
-    let _ = group.call(Call::Barrier, &CallOptions::blocking()).unwrap();
+    drop(group.call(Call::Barrier, &CallOptions::blocking()).unwrap());
     let Script::Look(_, Some(seen)) = &*manual.script.lock() else {
         panic!("the call was not submitted");
     };
@@ -364,7 +364,7 @@ fn one_recorder_serves_a_group_and_its_splits() {
     let (_, recorder, group) = recorded(None);
     let part = group.split(&[2, 1], "part").unwrap().unwrap();
     assert!(group.split(&[0], "others").unwrap().is_none());
-    let _ = group.barrier_async().unwrap();
+    drop(group.barrier_async().unwrap());
     part.barrier().unwrap();
     let trace = recorder.trace();
     let ids: Vec<_> = trace.entries.iter().map(|entry| entry.pg_id).collect();
@@ -442,7 +442,7 @@ fn a_failure_on_a_device_is_written_at_the_latest_when_the_group_ends() {
     let dir = tempfile::tempdir().unwrap();
     let (manual, _, group) = recorded(Some(dir.path()));
     *manual.script.lock() = Script::FailOnDevice;
-    let _ = group.barrier_async().unwrap();
+    drop(group.barrier_async().unwrap());
     drop(group);
     let trace = read(dir.path()).expect("written");
     assert!(trace.entries[0].error.as_ref().unwrap().contains("device"));
@@ -467,7 +467,7 @@ fn a_dump_that_cannot_be_written_says_so_and_leaves_nothing() {
 fn sigusr1_writes_a_recording_only_after_it_was_asked_for() {
     let dir = tempfile::tempdir().unwrap();
     let (_, recorder, group) = recorded(None);
-    let _ = group.barrier_async().unwrap();
+    drop(group.barrier_async().unwrap());
     let listening = dump_on_sigusr1(&recorder, dir.path()).unwrap();
     let me = rustix::process::getpid();
     for round in 1..=2usize {
@@ -482,7 +482,7 @@ fn sigusr1_writes_a_recording_only_after_it_was_asked_for() {
             std::thread::sleep(Duration::from_millis(5));
         };
         assert_eq!(trace.entries.len(), round);
-        let _ = group.barrier_async().unwrap();
+        drop(group.barrier_async().unwrap());
     }
     drop(listening);
     fs::remove_file(dir.path().join("rank_1.json")).unwrap();

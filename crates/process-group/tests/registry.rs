@@ -239,8 +239,9 @@ fn two_backends_make_one_group_with_key_spaces_of_their_own() {
     let init = init();
     let group = registry.create("cpu:host,cuda:device", &init).unwrap();
     assert_eq!(group.backend(), "cpu:noting,cuda:noting");
-    assert_eq!(init.store.get("cpu/met").unwrap(), b"host");
-    assert_eq!(init.store.get("cuda/met").unwrap(), b"device");
+    let met = |key| init.store.get_for(key, Duration::ZERO).unwrap();
+    assert_eq!(met("cpu/met"), b"host");
+    assert_eq!(met("cuda/met"), b"device");
     let err = registry.create("cpu:host,cuda:nccl", &init).unwrap_err();
     assert!(err.message().contains("\"nccl\""), "{err}");
 }
@@ -255,7 +256,7 @@ fn calls_go_to_the_backend_of_their_memory() {
         .unwrap();
     group.broadcast(on_cuda(), 0).unwrap().wait().unwrap();
     let batch = vec![on_cuda(), on_cuda()];
-    let _ = group.allreduce_coalesced(batch, ReduceOp::Sum).unwrap();
+    drop(group.allreduce_coalesced(batch, ReduceOp::Sum).unwrap());
     assert_eq!(*cpu.notes.lock(), ["allreduce"]);
     assert_eq!(*cuda.notes.lock(), ["broadcast", "batch"]);
     assert_eq!(group.sequence(), 3);
@@ -272,6 +273,10 @@ fn what_neither_or_only_the_other_backend_can_do_is_refused() {
     assert!(group.capabilities().calls.contains(CallKind::Scatter));
     let err = group.scatter(None, on_host(), 0).unwrap_err();
     assert_eq!(err.kind(), ErrorKind::Unsupported);
+    assert_eq!(
+        (err.place().rank, err.place().call),
+        (Some(1), Some(CallKind::Scatter))
+    );
     let err = group.recv_any(on_cuda(), 0).unwrap_err();
     assert_eq!(err.kind(), ErrorKind::Unsupported);
     assert!(cpu.notes.lock().is_empty() && cuda.notes.lock().is_empty());

@@ -19,6 +19,8 @@ pub(crate) trait Meeting: Send + Sync + fmt::Debug {
 #[derive(Debug)]
 pub(crate) struct Seat<'a> {
     pub(crate) name: String,
+    /// Tells the group apart from all others that may be forming; see [`identity`].
+    pub(crate) identity: String,
     pub(crate) rank: usize,
     /// The members' ranks in the world.
     pub(crate) members: Vec<usize>,
@@ -28,16 +30,18 @@ pub(crate) struct Seat<'a> {
     pub(crate) parent: Option<&'a Member>,
 }
 
+/// The identity of the group `name` of these members, split from the group `parent`.
+///
+/// The members are in it, since disjoint groups may have the same name; the length, since names
+/// may look like identities.
+pub(crate) fn identity(parent: &str, name: &str, members: &[usize]) -> String {
+    let members: Vec<String> = members.iter().map(usize::to_string).collect();
+    format!("{parent}/{}:{name}[{}]", name.len(), members.join(","))
+}
+
 impl Seat<'_> {
     pub(crate) fn size(&self) -> usize {
         self.members.len()
-    }
-
-    /// What tells the group apart from all others that may be forming: disjoint groups may have
-    /// the same name.
-    pub(crate) fn identity(&self) -> String {
-        let members: Vec<String> = self.members.iter().map(usize::to_string).collect();
-        format!("{}[{}]", self.name, members.join(","))
     }
 
     /// Where this rank's errors happen.

@@ -12,7 +12,7 @@ use phalanx_pg::{
 };
 use phalanx_store::Store;
 
-use crate::connect::{Meeting, Seat};
+use crate::connect::{Meeting, Seat, identity};
 use crate::member::Member;
 use crate::options::Options;
 use crate::sockets::Sockets;
@@ -24,6 +24,7 @@ use crate::threads::Hall;
 /// that both need is in the `Member`.
 pub struct ReferenceGroup {
     name: String,
+    identity: String,
     global_ranks: Vec<usize>,
     lane: Lane,
     member: Arc<Member>,
@@ -96,6 +97,7 @@ impl ReferenceGroup {
         let engine = Arc::clone(&member) as Arc<dyn Engine>;
         let group = Self {
             name: seat.name.clone(),
+            identity: seat.identity.clone(),
             global_ranks: seat.members.clone(),
             lane: Lane::new(member.place().clone(), seat.timeout, engine),
             member,
@@ -107,10 +109,12 @@ impl ReferenceGroup {
 }
 
 fn first_seat(rank: usize, size: usize, options: &Options) -> Seat<'static> {
+    let members: Vec<usize> = (0..size).collect();
     Seat {
         name: options.name.clone(),
+        identity: identity("", &options.name, &members),
         rank,
-        members: (0..size).collect(),
+        members,
         timeout: options.timeout,
         parent: None,
     }
@@ -166,10 +170,12 @@ impl ProcessGroup for ReferenceGroup {
             let what = format!("a group {name:?} has been split from this one before");
             return Err(Error::invalid(what).at(place.clone()));
         }
+        let members: Vec<usize> = ranks.iter().map(|&rank| self.global_ranks[rank]).collect();
         let seat = Seat {
             name: format!("{}/{name}", self.name),
+            identity: identity(&self.identity, name, &members),
             rank,
-            members: ranks.iter().map(|&rank| self.global_ranks[rank]).collect(),
+            members,
             timeout: self.timeout(),
             parent: Some(&self.member),
         };

@@ -12,7 +12,7 @@
 //! | `group.rs` | the [`ProcessGroup`](phalanx_pg::ProcessGroup): collectives to the lane, the rest past it |
 //! | `collective.rs` | every collective as one exchange of messages; no sockets, no threads |
 //! | `mailbox.rs` | which message answers which receive; no locks, no clock |
-//! | `member.rs` | one rank's state between callers, transport and clock; how a group ends |
+//! | `member/` | one rank's state between callers, transport and clock; how a group ends |
 //! | `transport.rs` | what carries messages: `threads.rs`, `tcp.rs` |
 //! | `connect.rs` | how ranks meet: `threads.rs`, `sockets.rs` |
 //! | `wire.rs`, `hello.rs`, `notice.rs` | what travels on a connection, byte by byte |

@@ -17,7 +17,7 @@ use crate::tcp::{Mesh, os_error};
 /// How long a caller may take for its part of the handshake once it is looked after.
 const CALLER_LIMIT: Duration = Duration::from_secs(10);
 
-/// Most callers that are listened to at a time; the oldest goes when one more comes.
+/// Most callers that are listened to at a time; when there are as many, the oldest goes.
 const MAX_CALLERS: usize = 128;
 
 /// How often the door is looked at while somebody is missing.
@@ -38,7 +38,7 @@ impl Meeting for Sockets {
             sockets: self,
             // Its own handle, since waiting on it holds up nobody else then.
             store: self.store.second_handle()?,
-            prefix: format!("phalanx/reference/{}", seat.identity()),
+            prefix: format!("phalanx/reference{}", seat.identity),
             seat,
             patience: Patience::new(self.connect_timeout, seat.parent),
         };
@@ -63,6 +63,10 @@ impl Visit<'_> {
     fn connect(&self) -> Result<Vec<Option<TcpStream>>> {
         let (rank, size) = (self.seat.rank, self.seat.size());
         let bind = self.sockets.bind.unwrap_or(Ipv4Addr::LOCALHOST.into());
+        if bind.is_unspecified() {
+            let what = format!("{bind} is no address that other ranks can reach; name one");
+            return Err(Error::invalid(what));
+        }
         let listener = TcpListener::bind(SocketAddr::new(bind, 0))
             .map_err(|err| os_error(&format!("listening on {bind}"), &err))?;
         let group = self.agree_on_identity()?;
@@ -319,11 +323,10 @@ impl Door<'_> {
     fn look(&mut self, streams: &mut [Option<TcpStream>]) -> Result<bool> {
         let mut busy = false;
         // What accept reports is about one caller that went away, or passes.
-        while let Ok((stream, from)) = self.listener.accept() {
+        while self.callers.len() < MAX_CALLERS
+            && let Ok((stream, from)) = self.listener.accept()
+        {
             busy = true;
-            if self.callers.len() == MAX_CALLERS {
-                self.callers.remove(0);
-            }
             if stream.set_nonblocking(true).is_ok() && stream.set_nodelay(true).is_ok() {
                 self.callers.push(Visitor {
                     stream,
@@ -355,6 +358,10 @@ impl Door<'_> {
                     busy = true;
                 }
             }
+        }
+        if self.callers.len() == MAX_CALLERS {
+            // Has been listened to many times by now; a rank speaks at once.
+            self.callers.remove(0);
         }
         Ok(busy)
     }

@@ -111,7 +111,7 @@ impl Transport for Mesh {
     fn close(&self, farewell: Farewell) {
         for (_, link) in self.peers() {
             let mut outgoing = link.outbox.state.lock();
-            if !matches!(farewell, Farewell::Goodbye) {
+            if matches!(farewell, Farewell::Abort(_)) {
                 outgoing.messages.clear();
             }
             outgoing.farewell.get_or_insert(farewell.clone());
@@ -219,7 +219,7 @@ fn write_until_farewell(
                     member.sent(ticket);
                 }
             }
-            Next::Farewell(Farewell::Silent) => return Ok(()),
+            Next::Farewell(Farewell::Silent) => return stream.flush(),
             Next::Farewell(Farewell::Goodbye) => {
                 stream.write_all(&Header::Goodbye.encode())?;
                 return stream.flush();
@@ -285,10 +285,7 @@ impl Outbox {
 
     /// Whether what is being written is no use any more.
     fn is_cut(&self) -> bool {
-        let farewell = &self.state.lock().farewell;
-        farewell
-            .as_ref()
-            .is_some_and(|farewell| !matches!(farewell, Farewell::Goodbye))
+        matches!(self.state.lock().farewell, Some(Farewell::Abort(_)))
     }
 }
 

@@ -24,13 +24,12 @@ pub(crate) struct Hall {
 impl Meeting for Hall {
     fn meet(&self, seat: &Seat<'_>) -> Result<Arc<Member>> {
         let mut forming = self.forming.lock();
-        let identity = seat.identity();
         let members = forming
-            .entry(identity.clone())
+            .entry(seat.identity.clone())
             .or_insert_with(|| make_members(seat).into_iter().map(Some).collect());
         let member = members[seat.rank].take();
         if members.iter().all(Option::is_none) {
-            forming.remove(&identity);
+            forming.remove(&seat.identity);
         }
         member.ok_or_else(|| seat.taken())
     }

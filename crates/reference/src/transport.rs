@@ -25,10 +25,10 @@ pub(crate) trait Transport: Send + Sync {
 /// How a rank leaves its group.
 #[derive(Debug, Clone)]
 pub(crate) enum Farewell {
-    /// In order: everything sent before it arrives.
+    /// In order.
     Goodbye,
-    /// The group is broken; what has not been sent yet is forgotten.
+    /// The group is broken, for this reason; what has not gone out yet is forgotten.
     Abort(Notice),
-    /// Without a word, as a process that dies.
+    /// Without a word, as a process that dies. What finished operations have sent still goes out.
     Silent,
 }

@@ -192,7 +192,7 @@ fn large_messages_travel_in_chunks() {
 #[test]
 fn sums_are_made_in_rank_order_and_do_not_depend_on_where_a_vector_is_cut() {
     let terms = |rank: usize| -> Vec<f32> {
-        let sign = if rank % 2 == 0 { 1.0 } else { -1.0 };
+        let sign = if rank.is_multiple_of(2) { 1.0 } else { -1.0 };
         (0..100)
             .map(|i| sign * 10f32.powi(((i * 7 + rank * 3) % 9) as i32) / 3.0)
             .collect()
@@ -254,7 +254,7 @@ fn a_thousand_operations_may_be_outstanding_and_callers_may_differ_in_mode() {
         form.run(3, |group| {
             let rank = group.rank();
             let modes = |i: usize| {
-                if rank == 1 && i % 3 == 0 {
+                if rank == 1 && i.is_multiple_of(3) {
                     Mode::Blocking
                 } else {
                     Mode::Async

@@ -148,11 +148,16 @@ pub fn cases() -> Vec<Case> {
 ///
 /// Every rank calls it. A rank that panics aborts the group, so the others do not wait for it.
 pub fn run_rank(group: &Arc<dyn ProcessGroup>, level: Level) -> Report {
-    run_cases(group, level, &cases())
+    run_cases(group, level, &cases(), &|group| group)
 }
 
-/// As [`run_rank`], with some of the [`cases`].
-pub fn run_cases(group: &Arc<dyn ProcessGroup>, level: Level, cases: &[Case]) -> Report {
+/// As [`run_rank`], with some of the [`cases`], and `wrap` around each case's group.
+pub fn run_cases(
+    group: &Arc<dyn ProcessGroup>,
+    level: Level,
+    cases: &[Case],
+    wrap: &dyn Fn(Arc<dyn ProcessGroup>) -> Arc<dyn ProcessGroup>,
+) -> Report {
     let everyone: Vec<usize> = (0..group.size()).collect();
     let mut report = Report::default();
     for case in cases {
@@ -162,6 +167,7 @@ pub fn run_cases(group: &Arc<dyn ProcessGroup>, level: Level, cases: &[Case]) ->
             .split(&everyone, case.name)
             .unwrap_or_else(|err| panic!("case `{}`: no fresh group: {err}", case.name))
             .expect("every rank is a member");
+        let fresh = wrap(fresh);
         let bench = Bench {
             group: fresh,
             level,

@@ -236,15 +236,6 @@ impl State {
         }
     }
 
-    /// Whether `peer` (if it is one in particular) can still be sent to and received from.
-    fn reach(&self, peer: Option<usize>, place: &Place) -> Result<()> {
-        self.check(place)?;
-        match peer {
-            Some(peer) if self.gone[peer] => Err(has_left(peer)),
-            _ => Ok(()),
-        }
-    }
-
     fn take_late(&mut self, now: Instant) -> Option<Pending> {
         let send = self.sends.iter().find(|(_, send)| send.deadline <= now);
         if let Some((&ticket, _)) = send {

@@ -7,7 +7,7 @@ use phalanx_pg::{
     Call, CallOptions, Error, ErrorKind, MAX_OUTSTANDING, RawWork, Result, completion,
 };
 
-use super::{Member, Phase};
+use super::{Member, Phase, has_left};
 use crate::mailbox::{Data, Label};
 use crate::pending::{Pending, Tally};
 
@@ -63,29 +63,36 @@ impl Member {
 
     fn send(&self, send: Pending, peer: usize, label: Label, data: Data) {
         let mut state = self.state.lock();
-        if let Err(err) = state.reach(Some(peer), &send.place(&self.place)) {
+        if let Err(err) = state.check(&send.place(&self.place)) {
             drop(state);
             return send.fail_as(err);
         }
         let ticket = state.next_ticket;
         state.next_ticket += 1;
         state.sends.insert(ticket, send);
+        let gone = state.gone[peer];
         drop(state);
-        self.transport().send(peer, label, data, Some(ticket));
+        match gone {
+            true => self.fail(&has_left(peer)),
+            false => self.transport().send(peer, label, data, Some(ticket)),
+        }
     }
 
     fn post(&self, receive: Pending) {
         let (from, label) = (receive.peer, Label::Tag(receive.tag));
         let mut state = self.state.lock();
-        if let Some(letter) = state.mailbox.take(from, label) {
-            drop(state);
-            return receive.received(&letter, &self.place);
-        }
-        if let Err(err) = state.reach(from, &receive.place(&self.place)) {
+        if let Err(err) = state.check(&receive.place(&self.place)) {
             drop(state);
             return receive.fail_as(err);
         }
-        state.mailbox.post(from, label, receive);
+        let matched = state.mailbox.post(from, label, receive);
+        let gone = from.filter(|&peer| state.gone[peer]);
+        drop(state);
+        match (matched, gone) {
+            (Some((receive, letter)), _) => receive.received(&letter, &self.place),
+            (None, Some(peer)) => self.fail(&has_left(peer)),
+            (None, None) => {}
+        }
     }
 
     /// Waits until no point-to-point operation is left; each ends by its own deadline.

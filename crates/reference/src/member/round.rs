@@ -3,7 +3,7 @@
 use parking_lot::MutexGuard;
 use phalanx_pg::{Call, Done, Engine, Error, ErrorKind, Result, Turn};
 
-use super::{Member, Phase, State};
+use super::{Member, Phase, State, closed, has_left};
 use crate::collective::{self, Exchange};
 use crate::mailbox::{Data, Label};
 
@@ -69,10 +69,14 @@ impl Round<'_> {
             if let Some(letter) = state.mailbox.take(Some(peer), label) {
                 return Ok(letter.data);
             }
-            if let Phase::Broken(cause) = &state.phase {
-                return Err(cause.clone());
+            match &state.phase {
+                Phase::Open => {}
+                Phase::Closed => return Err(closed()),
+                Phase::Broken(cause) => return Err(cause.clone()),
             }
-            state.reach(Some(peer), &self.member.place)?;
+            if state.gone[peer] {
+                return Err(has_left(peer));
+            }
             let (arrived, deadline) = (&self.member.arrived, self.turn.deadline);
             let late = arrived.wait_until(state, deadline).timed_out();
             if late && !state.mailbox.holds(peer, label) && matches!(state.phase, Phase::Open) {
