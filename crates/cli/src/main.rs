@@ -1,6 +1,8 @@
 //! The program `phalanx`.
 #![forbid(unsafe_code)]
 
+mod bench;
+mod descriptors;
 mod store;
 
 use std::process::ExitCode;
@@ -19,6 +21,8 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Store(store::Args),
+    #[command(subcommand)]
+    Bench(bench::Bench),
 }
 
 /// A failure as text for the person at the terminal.
@@ -33,6 +37,7 @@ fn main() -> ExitCode {
         .init();
     let result = match cli.command {
         Command::Store(args) => store::run(&args),
+        Command::Bench(bench) => bench::run(&bench),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

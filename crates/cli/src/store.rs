@@ -4,11 +4,10 @@ use std::io::Write;
 use std::net::{SocketAddr, ToSocketAddrs};
 
 use phalanx_store::{JobToken, TcpStoreServer};
-use rustix::process::{Resource, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::Failure;
+use crate::{Failure, descriptors};
 
 /// Serve a store until interrupted. The first line on stdout is `listening on HOST:PORT`.
 ///
@@ -19,16 +18,23 @@ pub(crate) struct Args {
     /// Address to listen on; port 0 takes a free one.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:29500")]
     bind: String,
+
+    /// Stop when stdin ends, so that the store does not outlive the program that started it.
+    #[arg(long)]
+    until_eof: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let addr = resolve(&args.bind)?;
-    raise_descriptor_limit();
+    descriptors::raise_limit();
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     let server = TcpStoreServer::start(&[addr], JobToken::from_env()?)?;
     let mut stdout = std::io::stdout();
     writeln!(stdout, "listening on {}", server.local_addr())?;
     stdout.flush()?;
+    if args.until_eof {
+        std::thread::spawn(stop_at_eof);
+    }
     signals.forever().next();
     Ok(())
 }
@@ -42,11 +48,9 @@ fn resolve(bind: &str) -> Result<SocketAddr, Failure> {
         .ok_or_else(|| bad("the name has no address".into()))?)
 }
 
-/// Lets the server hold as many clients as the system permits this process.
-fn raise_descriptor_limit() {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(err) = setrlimit(Resource::Nofile, limit) {
-        tracing::warn!("cannot raise the limit of open files: {err}");
+fn stop_at_eof() {
+    let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+    if let Err(err) = signal_hook::low_level::raise(SIGTERM) {
+        tracing::error!("stdin has ended, but the store cannot stop itself: {err}");
     }
 }

@@ -52,8 +52,9 @@ impl TcpStoreOptions {
 /// at a time; one that has to wait for another longer than its time limit fails with
 /// [`StoreError::Timeout`].
 ///
-/// Two things follow from the protocol: `set` and its like return before the server has the
-/// value, and a `get` that races a `delete_key` may return an empty value.
+/// Three things follow from the protocol: `set` and its like return before the server has the
+/// value, a `get` that races a `delete_key` may return an empty value, and so does a `get` of a name
+/// that only a queue has.
 #[derive(Debug)]
 pub struct TcpStore {
     options: TcpStoreOptions,

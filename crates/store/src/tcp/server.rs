@@ -34,10 +34,13 @@ const READ_LEN: usize = 64 << 10;
 const MAX_UNSENT: usize = 1 << 20;
 /// Bytes received in part or not yet sent, over all connections; the one that exceeds it is closed.
 const MAX_BUFFERED: usize = 512 << 20;
-/// New connections taken between two rounds of serving the others.
-const ACCEPTS_PER_ROUND: usize = 64;
+/// New connections taken at once while nobody else wants anything.
+const ACCEPTS_WHEN_IDLE: usize = 8;
 /// How long to wait after the system ran out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// How long the loop does not sleep after a new connection. Clients come in crowds and speak at
+/// once; waking the server for each step costs them more than this costs the server.
+const STAY_AWAKE: Duration = Duration::from_micros(50);
 /// How long a client of a guarded server has to prove the token.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 
@@ -138,7 +141,9 @@ fn bind_all(addrs: &[SocketAddr]) -> Result<Vec<TcpListener>> {
 fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
-    // Accepted sockets inherit this; clients on hosts that vanished do not stay for ever.
+    // Accepted sockets inherit both: answers leave at once, and clients on hosts that vanished do
+    // not stay for ever.
+    socket.set_tcp_nodelay(true)?;
     socket.set_tcp_keepalive(&keepalive())?;
     if addr.is_ipv6() {
         // `[::]` serves IPv4 clients as well, as PyTorch's server does.
@@ -181,6 +186,8 @@ struct Connection {
     readable: bool,
     /// Requests are left in `input` because answers could not leave.
     stalled: bool,
+    /// Wants to know when the socket takes more.
+    blocked: bool,
     /// In the run queue.
     queued: bool,
     /// The client will send no more.
@@ -202,7 +209,11 @@ struct EventLoop {
     woken: Vec<ConnId>,
     /// Some listener may have more connections.
     acceptable: bool,
+    /// The listener to look at first.
+    next_listener: usize,
     accept_again: Option<Instant>,
+    /// Until then the loop looks for events without sleeping.
+    awake_until: Option<Instant>,
     /// The last attempt failed, and this was said.
     accept_failing: bool,
     /// Connections of a guarded server that have not proved the token, oldest first.
@@ -224,7 +235,9 @@ impl EventLoop {
             run_queue: VecDeque::new(),
             woken: Vec::new(),
             acceptable: true,
+            next_listener: 0,
             accept_again: None,
+            awake_until: None,
             accept_failing: false,
             handshakes: VecDeque::new(),
             buffered: 0,
@@ -266,6 +279,9 @@ impl EventLoop {
         if !self.run_queue.is_empty() || (self.acceptable && self.accept_again.is_none()) {
             return Some(Duration::ZERO);
         }
+        if self.awake_until.is_some_and(|until| until > Instant::now()) {
+            return Some(Duration::ZERO);
+        }
         let handshake = self.handshakes.front().map(|(limit, ..)| *limit);
         let first = [self.accept_again, handshake].into_iter().flatten().min()?;
         Some(first.saturating_duration_since(Instant::now()))
@@ -296,44 +312,50 @@ impl EventLoop {
         }
     }
 
+    /// Takes new connections, few at a time: those who are in wait for no queue of newcomers.
     fn accept(&mut self) {
-        if self.accept_again.is_some_and(|at| at > Instant::now()) || !self.acceptable {
+        if self.accept_again.is_some_and(|at| at > Instant::now()) {
             return;
         }
         self.accept_again = None;
-        let mut left = ACCEPTS_PER_ROUND;
-        for i in 0..self.listeners.len() {
-            while left > 0 {
-                left -= 1;
-                match self.listeners[i].accept() {
-                    Ok((socket, peer)) => {
-                        self.accept_failing = false;
-                        self.open(socket, peer);
+        let busy = !self.run_queue.is_empty();
+        for _ in 0..if busy { 1 } else { ACCEPTS_WHEN_IDLE } {
+            if !self.acceptable || self.accept_again.is_some() {
+                return;
+            }
+            self.accept_one();
+        }
+    }
+
+    fn accept_one(&mut self) {
+        for _ in 0..self.listeners.len() {
+            match self.listeners[self.next_listener].accept() {
+                Ok((socket, peer)) => {
+                    self.accept_failing = false;
+                    self.open(socket, peer);
+                }
+                // The client gave up before its turn came.
+                Err(err) if err.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(err) if err.kind() == io::ErrorKind::WouldBlock => {
+                    self.next_listener = (self.next_listener + 1) % self.listeners.len();
+                    continue;
+                }
+                Err(err) => {
+                    if !std::mem::replace(&mut self.accept_failing, true) {
+                        tracing::warn!("the store cannot take new connections: {err}");
                     }
-                    Err(err) if err.kind() == io::ErrorKind::WouldBlock => break,
-                    // The client gave up before its turn came.
-                    Err(err) if err.kind() == io::ErrorKind::ConnectionAborted => {}
-                    Err(err) => {
-                        if !std::mem::replace(&mut self.accept_failing, true) {
-                            tracing::warn!("the store cannot take new connections: {err}");
-                        }
-                        self.accept_again = Some(Instant::now() + ACCEPT_PAUSE);
-                        return;
-                    }
+                    self.accept_again = Some(Instant::now() + ACCEPT_PAUSE);
                 }
             }
+            return;
         }
-        self.acceptable = left == 0;
+        self.acceptable = false;
     }
 
     fn open(&mut self, mut socket: TcpStream, peer: SocketAddr) {
         let conn = self.free.pop().unwrap_or(self.connections.len());
-        let interest = Interest::READABLE | Interest::WRITABLE;
-        let ready = socket.set_nodelay(true).and_then(|()| {
-            self.poll
-                .registry()
-                .register(&mut socket, Token(conn), interest)
-        });
+        let registry = self.poll.registry();
+        let ready = registry.register(&mut socket, Token(conn), Interest::READABLE);
         if let Err(err) = ready {
             tracing::warn!(%peer, "the store refuses a connection: {err}");
             if conn < self.connections.len() {
@@ -353,6 +375,7 @@ impl EventLoop {
             output: Vec::new(),
             readable: false,
             stalled: false,
+            blocked: false,
             queued: false,
             ended: false,
             accounted: 0,
@@ -362,6 +385,7 @@ impl EventLoop {
             None => self.connections.push(Some(connection)),
         }
         self.state.connect(conn);
+        self.awake_until = Some(Instant::now() + STAY_AWAKE);
         if self.guarded {
             self.handshakes
                 .push_back((Instant::now() + HANDSHAKE_LIMIT, conn, serial));
@@ -393,8 +417,11 @@ impl EventLoop {
         };
         connection.queued = false;
         match self.serve(conn) {
-            Ok(Next::Wait) => {}
-            Ok(Next::Again) => self.enqueue(conn),
+            Ok(Next::Wait) => self.watch(conn),
+            Ok(Next::Again) => {
+                self.watch(conn);
+                self.enqueue(conn);
+            }
             Ok(Next::Close) => self.close(conn, None),
             Err(fault) => self.close(conn, Some(&fault)),
         }
@@ -438,6 +465,29 @@ impl EventLoop {
         Ok(connection.next())
     }
 
+    /// Asks for an event when a socket that took no more takes more; most never do.
+    fn watch(&mut self, conn: ConnId) {
+        let Some(connection) = &mut self.connections[conn] else {
+            return;
+        };
+        let blocked = !connection.output.is_empty();
+        if blocked == connection.blocked {
+            return;
+        }
+        let interest = match blocked {
+            true => Interest::READABLE | Interest::WRITABLE,
+            false => Interest::READABLE,
+        };
+        let registry = self.poll.registry();
+        match registry.reregister(&mut connection.socket, Token(conn), interest) {
+            Ok(()) => connection.blocked = blocked,
+            Err(err) => {
+                tracing::warn!(peer = %connection.peer, "the store loses a client: {err}");
+                self.close(conn, None);
+            }
+        }
+    }
+
     /// Sends their byte to clients that were woken.
     fn notify(&mut self) {
         while let Some(conn) = self.woken.pop() {
@@ -445,8 +495,9 @@ impl EventLoop {
                 continue;
             };
             connection.output.push(READY);
-            if connection.send().is_err() {
-                self.close(conn, None);
+            match connection.send() {
+                Ok(()) => self.watch(conn),
+                Err(_) => self.close(conn, None),
             }
         }
     }
@@ -596,5 +647,20 @@ fn drop_front(buffer: &mut Vec<u8>, count: usize) {
         *buffer = Vec::new();
     } else {
         buffer.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accepted_sockets_inherit_what_the_listener_has() {
+        let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let _client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let accepted = std::iter::repeat_with(|| listener.accept()).find_map(|result| result.ok());
+        let (accepted, _) = accepted.unwrap();
+        assert!(accepted.nodelay().unwrap());
+        assert!(socket2::SockRef::from(&accepted).keepalive().unwrap());
     }
 }
