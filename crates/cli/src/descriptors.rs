@@ -16,3 +16,18 @@ pub(crate) fn raise_limit() -> usize {
     };
     reached.map_or(usize::MAX, |n| n as usize)
 }
+
+/// Most open files to make room for in advance: a table of half a megabyte.
+const MAX_TABLE: u64 = 1 << 16;
+
+/// Gives the kernel's table of open files its size now.
+///
+/// It grows by doubling, and each time makes a process with several threads wait for
+/// milliseconds, in which a server serves nobody.
+pub(crate) fn reserve_table() {
+    let room = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let last = room.min(MAX_TABLE).saturating_sub(1) as i32;
+    if let Err(err) = rustix::io::fcntl_dupfd_cloexec(std::io::stderr(), last) {
+        tracing::debug!("the table of open files keeps its size: {err}");
+    }
+}

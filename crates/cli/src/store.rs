@@ -27,6 +27,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let addr = resolve(&args.bind)?;
     descriptors::raise_limit();
+    descriptors::reserve_table();
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     let server = TcpStoreServer::start(&[addr], JobToken::from_env()?)?;
     let mut stdout = std::io::stdout();

@@ -13,13 +13,13 @@ use std::process::Stdio;
 use super::cpu::{self, Placement};
 use super::load::{Sample, Task, Work};
 use crate::Failure;
-use cases::{CASES, Case};
+use cases::{CASES, Case, Names};
 use report::{Comparison, Outcome};
 use resolver::Resolver;
 use servers::{Kind, Launcher, Server};
 
 /// PyTorch's server stalls for ten seconds in each.
-const MAX_NAMELESS_ROUNDS: u32 = 3;
+const MAX_SILENT_ROUNDS: u32 = 3;
 
 /// Measure the store server: set+get pairs, barriers, and what one client feels while others
 /// misbehave.
@@ -120,8 +120,8 @@ impl<'a> Session<'a> {
     }
 
     fn compare(&self, case: &Case) -> Result<Comparison, Failure> {
-        let outcomes = match case.nameless {
-            false => {
+        let outcomes = match case.names {
+            Names::NotAsked => {
                 let bare = match case.work {
                     Work::Pairs { pattern, .. } => Some(self.launcher.bare(pattern)?),
                     _ => None,
@@ -133,7 +133,7 @@ impl<'a> Session<'a> {
                     self.window(case, servers[index], || {})
                 })?
             }
-            true => self.without_names(case)?,
+            Names::Answered | Names::Silent => self.with_names(case)?,
         };
         Ok(Comparison {
             case: *case,
@@ -143,7 +143,7 @@ impl<'a> Session<'a> {
     }
 
     /// Every window has a server of its own: PyTorch's asks no more once a name server failed it.
-    fn without_names(&self, case: &Case) -> Result<Vec<Outcome>, Failure> {
+    fn with_names(&self, case: &Case) -> Result<Vec<Outcome>, Failure> {
         let kinds: Vec<Kind> = self.servers.iter().map(|s| s.kind).collect();
         let resolver = match Resolver::new() {
             Ok(resolver) => resolver,
@@ -156,17 +156,20 @@ impl<'a> Session<'a> {
                 return Ok(kinds.iter().map(skip).collect());
             }
         };
-        let rounds = self.args.rounds.min(MAX_NAMELESS_ROUNDS);
+        let rounds = match case.names {
+            Names::Silent => self.args.rounds.min(MAX_SILENT_ROUNDS),
+            _ => self.args.rounds,
+        };
         self.interleave(case, &kinds, rounds, |index| {
             resolver.set_silent(false);
-            let server = self.launcher.nameless(kinds[index], &resolver)?;
+            let server = self.launcher.named(kinds[index], &resolver)?;
             server.rest()?;
             let mut sample = self.window(case, &server, || {
-                resolver.take_ignored();
-                resolver.set_silent(true);
+                resolver.take_questions();
+                resolver.set_silent(case.names == Names::Silent);
             })?;
-            let ignored = resolver.take_ignored() as f64;
-            sample.figures.insert("dns_questions".into(), ignored);
+            let questions = resolver.take_questions() as f64;
+            sample.figures.insert("dns_questions".into(), questions);
             Ok(sample)
         })
     }

@@ -7,10 +7,16 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
+use std::thread::JoinHandle;
+use std::time::Duration;
+
 use crate::Failure;
 
 /// An address of the loopback interface that nothing else is likely to use.
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 83, 76, 53);
+
+/// How soon the thread that answers notices that it is over.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Mounts what `$1` holds over the system's files, then becomes the command after it.
 const MOUNT_AND_EXEC: &str = r#"
@@ -25,6 +31,7 @@ exec "$@""#;
 pub(crate) struct Resolver {
     desk: Arc<Desk>,
     directory: PathBuf,
+    thread: Option<JoinHandle<()>>,
     /// Gives a user other than root the right to mount, in a name space of its own.
     user_namespace: bool,
 }
@@ -33,7 +40,8 @@ pub(crate) struct Resolver {
 struct Desk {
     socket: UdpSocket,
     silent: AtomicBool,
-    ignored: AtomicUsize,
+    closed: AtomicBool,
+    questions: AtomicUsize,
 }
 
 impl Resolver {
@@ -41,17 +49,20 @@ impl Resolver {
     pub(crate) fn new() -> Result<Self, Failure> {
         let socket = UdpSocket::bind((ADDRESS, 53))
             .map_err(|err| format!("cannot bind {ADDRESS}:53: {err}"))?;
+        socket.set_read_timeout(Some(PATIENCE))?;
         let desk = Arc::new(Desk {
             socket,
             silent: AtomicBool::new(false),
-            ignored: AtomicUsize::new(0),
+            closed: AtomicBool::new(false),
+            questions: AtomicUsize::new(0),
         });
         let name = format!("phalanx-bench-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         fs::create_dir(&directory)?;
-        let resolver = Self {
+        let mut resolver = Self {
             desk: Arc::clone(&desk),
             directory,
+            thread: None,
             user_namespace: !rustix::process::geteuid().is_root(),
         };
         let file = |name| resolver.directory.join(name);
@@ -59,7 +70,7 @@ impl Resolver {
         fs::write(file("resolv.conf"), format!("nameserver {ADDRESS}\n"))?;
         fs::write(file("nsswitch.conf"), "hosts: files dns\n")?;
         resolver.rehearse()?;
-        std::thread::spawn(move || desk.answer());
+        resolver.thread = Some(std::thread::spawn(move || desk.answer()));
         Ok(resolver)
     }
 
@@ -100,14 +111,19 @@ impl Resolver {
         self.desk.silent.store(silent, Relaxed);
     }
 
-    /// How many questions were not answered since the last call.
-    pub(crate) fn take_ignored(&self) -> usize {
-        self.desk.ignored.swap(0, Relaxed)
+    /// How many questions came since the last call.
+    pub(crate) fn take_questions(&self) -> usize {
+        self.desk.questions.swap(0, Relaxed)
     }
 }
 
 impl Drop for Resolver {
     fn drop(&mut self) {
+        self.desk.closed.store(true, Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // Frees the port for the next of these; a panic has been reported already.
+            let _ = thread.join();
+        }
         let _ = fs::remove_dir_all(&self.directory);
     }
 }
@@ -115,10 +131,12 @@ impl Drop for Resolver {
 impl Desk {
     fn answer(&self) {
         let mut packet = [0; 512];
-        while let Ok((len, from)) = self.socket.recv_from(&mut packet) {
-            if self.silent.load(Relaxed) {
-                self.ignored.fetch_add(1, Relaxed);
-            } else if len >= 12 {
+        while !self.closed.load(Relaxed) {
+            let Ok((len, from)) = self.socket.recv_from(&mut packet) else {
+                continue;
+            };
+            self.questions.fetch_add(1, Relaxed);
+            if !self.silent.load(Relaxed) && len >= 12 {
                 // An answer to the same question: there is no such name.
                 packet[2..4].copy_from_slice(&[0x81, 0x83]);
                 let _ = self.socket.send_to(&packet[..len], from);

@@ -80,8 +80,8 @@ impl Launcher {
         Server::start(Kind::Libuv, self.torch("inet"))
     }
 
-    /// Either server, listening on `[::]` as PyTorch's does by default, where no name is resolved.
-    pub(crate) fn nameless(&self, kind: Kind, resolver: &Resolver) -> Result<Server, Failure> {
+    /// Either server, listening on `[::]` as PyTorch's does by default, with `resolver` to ask.
+    pub(crate) fn named(&self, kind: Kind, resolver: &Resolver) -> Result<Server, Failure> {
         let command = match kind {
             Kind::Libuv => self.torch("default"),
             _ => {
