@@ -168,6 +168,10 @@ pub fn run_cases(
             .unwrap_or_else(|err| panic!("case `{}`: no fresh group: {err}", case.name))
             .expect("every rank is a member");
         let fresh = wrap(fresh);
+        // Nobody may break the group while others are still putting it together.
+        group
+            .barrier()
+            .unwrap_or_else(|err| panic!("before case `{}`: {err}", case.name));
         let bench = Bench {
             group: fresh,
             level,
