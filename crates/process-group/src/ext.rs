@@ -13,7 +13,8 @@ use crate::dtype::{Element, ReduceOp};
 use crate::error::{Error, Place, Result};
 use crate::group::ProcessGroup;
 use crate::sparse::Sparse;
-use crate::work::{Done, RawWork, Work};
+use crate::typed_work::Work;
+use crate::work::{Done, RawWork};
 use crate::{monitored, objects, sparse, subgroup};
 
 /// Tags from here on are for this crate's own messages.

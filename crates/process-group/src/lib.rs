@@ -46,6 +46,7 @@ mod sigusr1;
 mod sparse;
 mod subgroup;
 mod trace;
+mod typed_work;
 mod work;
 
 pub use buffer::{Buffer, Frozen, RawStream};
@@ -67,6 +68,5 @@ pub use sigusr1::{SignalDump, dump_on_sigusr1};
 pub use sparse::Sparse;
 pub use subgroup::check_members;
 pub use trace::{Arrival, GroupConfig, GroupStatus, TRACE_VERSION, Trace, TraceEntry, TraceState};
-pub use work::{
-    Completer, Done, Pending, RawWork, State, Status, Times, Work, WorkStatus, completion,
-};
+pub use typed_work::Work;
+pub use work::{Completer, Done, Pending, RawWork, State, Status, Times, WorkStatus, completion};

@@ -7,7 +7,7 @@ use phalanx_store::Deadline;
 use crate::error::{Error, ErrorKind, Place, Result};
 use crate::ext::{FIRST_RESERVED_TAG, buffer, nothing};
 use crate::group::ProcessGroup;
-use crate::work::Work;
+use crate::typed_work::Work;
 use crate::{Buffer, Call, CallKind, DType, ProcessGroupExt};
 
 const ARRIVE: u32 = FIRST_RESERVED_TAG;
