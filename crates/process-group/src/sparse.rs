@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::ext::buffer;
 use crate::reduce::{Contribution, reduce};
+use crate::set::Member;
 use crate::{Buffer, Call, CallOptions, DType, ProcessGroup, ProcessGroupExt, ReduceOp};
 
 /// A sparse tensor: rows of values at given indices, all else zero.
@@ -48,26 +49,55 @@ impl Sparse {
     }
 }
 
+/// What a rank says about its tensor before it sends it.
+struct Header {
+    rows: usize,
+    row_len: usize,
+    dims: usize,
+    /// The position of the element type.
+    dtype: usize,
+}
+
+impl Header {
+    const LEN: usize = 4;
+
+    fn of(input: &Sparse) -> Self {
+        let rows = input.rows();
+        Self {
+            rows,
+            row_len: input.values.len().checked_div(rows).unwrap_or(0),
+            dims: input.dims,
+            dtype: input.values.dtype().position() as usize,
+        }
+    }
+
+    fn encode(&self) -> [i64; Self::LEN] {
+        [self.rows, self.row_len, self.dims, self.dtype].map(|n| n as i64)
+    }
+
+    fn decode(numbers: &[i64]) -> Result<Self> {
+        let number = |at: usize| {
+            let number = numbers.get(at).and_then(|&n| usize::try_from(n).ok());
+            number.ok_or_else(|| mismatch("a rank's sparse tensor has no header".into()))
+        };
+        Ok(Self {
+            rows: number(0)?,
+            row_len: number(1)?,
+            dims: number(2)?,
+            dtype: number(3)?,
+        })
+    }
+}
+
 /// Gathers all ranks' rows and sums those of equal index, in rank order, on every rank alike.
 pub(crate) fn allreduce<G: ProcessGroup + ?Sized>(group: &G, input: Sparse) -> Result<Sparse> {
     input.check()?;
     let (dims, dtype) = (input.dims, input.values.dtype());
-    let rows = input.rows();
-    let row_len = input.values.len().checked_div(rows).unwrap_or(0);
-    let mine = [rows as i64, row_len as i64, dims as i64];
-    let header = gather(group, Buffer::from_slice(&mine))?;
-    let header: Vec<[i64; 3]> = header
-        .as_slice::<i64>()?
-        .chunks_exact(3)
-        .map(|h| [h[0], h[1], h[2]])
-        .collect();
-    let row_len = agree(&header)?;
-    if header.iter().any(|h| h[2] != dims as i64) {
-        return Err(Error::invalid(
-            "ranks differ in the number of sparse dimensions",
-        ));
-    }
-    let counts: Vec<usize> = header.iter().map(|h| h[0].max(0) as usize).collect();
+    let headers = gather(group, Buffer::from_slice(&Header::of(&input).encode()))?;
+    let headers = headers.as_slice::<i64>()?.chunks_exact(Header::LEN);
+    let headers = headers.map(Header::decode).collect::<Result<Vec<_>>>()?;
+    let row_len = agree(&headers)?;
+    let counts: Vec<usize> = headers.iter().map(|header| header.rows).collect();
     let most = counts.iter().copied().max().unwrap_or(0);
     let indices = gather(
         group,
@@ -78,13 +108,34 @@ pub(crate) fn allreduce<G: ProcessGroup + ?Sized>(group: &G, input: Sparse) -> R
 }
 
 /// The row length, which ranks without rows do not know.
-fn agree(header: &[[i64; 3]]) -> Result<usize> {
-    let mut lens = header.iter().filter(|h| h[0] > 0).map(|h| h[1]);
-    let first = lens.next().unwrap_or(0);
-    match lens.all(|len| len == first) && first >= 0 {
-        true => Ok(first as usize),
-        false => Err(Error::invalid("ranks differ in the length of a sparse row")),
+///
+/// Every rank sees all headers and comes to the same answer, so none goes on alone.
+fn agree(headers: &[Header]) -> Result<usize> {
+    let first = &headers[0];
+    for (rank, other) in headers.iter().enumerate() {
+        let differ = |what: &str| {
+            let what = format!("ranks 0 and {rank} differ in the {what} of a sparse tensor");
+            Err(mismatch(what).from_peer(rank))
+        };
+        if other.dtype != first.dtype {
+            return differ("element type");
+        }
+        if other.dims != first.dims {
+            return differ("number of dimensions");
+        }
     }
+    let mut lens = headers.iter().filter(|h| h.rows > 0).map(|h| h.row_len);
+    let row_len = lens.next().unwrap_or(0);
+    match lens.all(|len| len == row_len) {
+        true => Ok(row_len),
+        false => Err(mismatch(
+            "ranks differ in the length of a sparse row".into(),
+        )),
+    }
+}
+
+fn mismatch(what: String) -> Error {
+    Error::new(ErrorKind::Mismatch, what)
 }
 
 fn sum_rows(
