@@ -193,8 +193,11 @@ impl Lane {
         let end = Instant::now() + limit.min(Duration::from_secs(1 << 30));
         let mut queue = self.shared.queue.lock();
         queue.closed = true;
-        while (queue.busy || !queue.jobs.is_empty()) && queue.broken.is_none() {
-            if self.shared.changed.wait_until(&mut queue, end).timed_out() {
+        let open = |queue: &Queue| (queue.busy || !queue.jobs.is_empty()) && queue.broken.is_none();
+        while open(&queue) {
+            let timed_out = self.shared.changed.wait_until(&mut queue, end).timed_out();
+            // The last operation may have ended just when the time did.
+            if timed_out && open(&queue) {
                 let late = format!("work is outstanding after {:.1} s", limit.as_secs_f64());
                 return Err(Error::new(ErrorKind::Timeout, late).at(self.shared.place.clone()));
             }
