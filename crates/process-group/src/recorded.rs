@@ -51,7 +51,7 @@ impl Recorded {
         let on_failure = recorder.dumps_on_failure().then(|| {
             let hook: FailureHook = Arc::new(move |err: &Error| {
                 if let Some(recorder) = weak.upgrade() {
-                    recorder.failed(err);
+                    recorder.failed(id, err);
                 }
             });
             hook
@@ -106,7 +106,7 @@ impl ProcessGroup for Recorded {
             }
             Err(err) => {
                 self.recorder.refused(ticket, err);
-                self.recorder.failed(err);
+                self.recorder.failed(self.id, err);
             }
         }
         submitted
@@ -118,15 +118,17 @@ impl ProcessGroup for Recorded {
     }
 
     fn abort(&self, reason: &str) {
+        let cause = Error::new(ErrorKind::Aborted, reason);
+        // First: what the abort fails makes the dump, and it is to say why.
+        self.recorder.broken(self.id, &cause);
         self.inner.abort(reason);
-        self.recorder
-            .failed(&Error::new(ErrorKind::Aborted, reason));
+        self.recorder.failed(self.id, &cause);
     }
 
     fn shutdown(&self) -> Result<()> {
         self.inner
             .shutdown()
-            .inspect_err(|err| self.recorder.failed(err))
+            .inspect_err(|err| self.recorder.failed(self.id, err))
     }
 
     fn sequence(&self) -> u64 {

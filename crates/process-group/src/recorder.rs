@@ -204,15 +204,22 @@ impl Recorder {
         }
     }
 
+    /// Remembers what broke a group, the first time.
+    pub(crate) fn broken(&self, group: usize, err: &Error) {
+        let status = &mut self.ring.lock().groups[group].status;
+        status.error.get_or_insert_with(|| err.to_string());
+    }
+
     /// An operation failed: the first time that this breaks a group, the recording is written to
     /// the dump directory, if there is one.
-    pub(crate) fn failed(&self, err: &Error) {
+    pub(crate) fn failed(&self, group: usize, err: &Error) {
+        if !breaks_a_group(err) {
+            return;
+        }
+        self.broken(group, err);
         let Some(dir) = &self.options.dump_dir else {
             return;
         };
-        if err.leaves_group_usable() || err.kind() == ErrorKind::Closed {
-            return;
-        }
         if self.dumped.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -228,23 +235,30 @@ impl Recorder {
             let ring = self.ring.lock();
             let own = ring.entries.iter().filter(|entry| entry.group == group);
             own.filter_map(|entry| entry.progress().error)
-                .find(|err| !err.leaves_group_usable())
+                .find(breaks_a_group)
         };
         if let Some(err) = failure {
-            self.failed(&err);
+            self.failed(group, &err);
         }
     }
 
     /// What has been recorded, with the present state of each operation.
     pub fn trace(&self) -> Trace {
         let ring = self.ring.lock();
-        let mut pg_status: Vec<GroupStatus> =
-            ring.groups.iter().map(|group| group.status).collect();
+        let mut pg_status: Vec<GroupStatus> = ring
+            .groups
+            .iter()
+            .map(|group| group.status.clone())
+            .collect();
         let mut entries = Vec::with_capacity(ring.entries.len());
         let oldest = ring.next_id - ring.entries.len() as u64;
         for (entry, record_id) in ring.entries.iter().zip(oldest..) {
             let progress = entry.progress();
-            entry.count(&progress, &mut pg_status[entry.group]);
+            let status = &mut pg_status[entry.group];
+            entry.count(&progress, status);
+            if let Some(err) = progress.error.as_ref().filter(|err| breaks_a_group(err)) {
+                status.error.get_or_insert_with(|| err.to_string());
+            }
             let group = &ring.groups[entry.group];
             entries.push(self.trace_entry(entry, record_id, group, progress));
         }
@@ -465,6 +479,10 @@ impl Memory {
             Self::Batch(_, inputs, outputs) => (inputs.clone(), outputs.clone()),
         }
     }
+}
+
+fn breaks_a_group(err: &Error) -> bool {
+    !err.leaves_group_usable() && err.kind() != ErrorKind::Closed
 }
 
 fn hostname() -> String {

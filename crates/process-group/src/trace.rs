@@ -50,8 +50,8 @@ pub struct GroupConfig {
     pub ranks: String,
 }
 
-/// The newest collective of a group in each state; -1 if there was none.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// How far a group came: the newest collective in each state, -1 if there was none.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct GroupStatus {
     /// Handed to the backend.
@@ -60,6 +60,9 @@ pub struct GroupStatus {
     pub last_started_collective: i64,
     /// Finished well.
     pub last_completed_collective: i64,
+    /// What broke the group; an abort may have no operation to show its reason in.
+    #[serde(default)]
+    pub error: Option<String>,
 }
 
 impl Default for GroupStatus {
@@ -68,6 +71,7 @@ impl Default for GroupStatus {
             last_enqueued_collective: -1,
             last_started_collective: -1,
             last_completed_collective: -1,
+            error: None,
         }
     }
 }

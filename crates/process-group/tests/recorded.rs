@@ -191,7 +191,7 @@ fn a_dump_shows_the_present_state_of_each_operation() {
     assert!(second.error.as_ref().unwrap().contains("too late"));
     assert!(third.time_discovered_started_ns.is_some() && third.duration_ms.is_none());
     assert!(fourth.time_discovered_started_ns.is_none());
-    let status = trace.pg_status[&0];
+    let status = &trace.pg_status[&0];
     assert_eq!(status.last_enqueued_collective, 3);
     assert_eq!(status.last_started_collective, 2);
     assert_eq!(status.last_completed_collective, 0);
@@ -323,7 +323,7 @@ fn the_newest_operations_push_out_the_oldest() {
     for _ in 0..3 {
         drop(group.send(frozen(1), 0, 0).unwrap());
     }
-    let status = recorder.trace().pg_status[&0];
+    let status = recorder.trace().pg_status[&0].clone();
     assert_eq!(status.last_completed_collective, 4, "remembered");
     assert_eq!(status.last_enqueued_collective, 5);
 }
@@ -425,7 +425,7 @@ fn refusals_aborts_and_failed_shutdowns_are_written_too() {
             *manual.script.lock() = Script::Refuse(ErrorKind::Broken);
             assert!(group.barrier_async().is_err());
         },
-        |_, group| group.abort("enough"),
+        |_, group| group.abort("enough is enough"),
         |_, group| assert!(group.shutdown().is_err()),
     ];
     for act in acts {
@@ -433,7 +433,23 @@ fn refusals_aborts_and_failed_shutdowns_are_written_too() {
         let nested = dir.path().join("made/when/needed");
         let (manual, _, group) = recorded(Some(&nested));
         act(&manual, &group);
-        assert!(read(&nested).is_some());
+        assert!(read(&nested).is_some_and(|trace| trace.pg_status[&0].error.is_some()));
+    }
+}
+
+#[test]
+fn a_recording_of_an_abort_has_its_reason() {
+    for outstanding in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let (_manual, _, group) = recorded(Some(dir.path()));
+        let work = outstanding.then(|| group.barrier_async().unwrap());
+        group.abort("enough is enough");
+        group.abort("a later reason");
+        let error = read(dir.path()).expect("written").pg_status[&0]
+            .error
+            .clone();
+        assert_eq!(error.as_deref(), Some("enough is enough"));
+        drop(work);
     }
 }
 

@@ -83,7 +83,7 @@ fn a_lost_call_breaks_all_ranks_and_each_writes_its_recording() {
         assert_eq!((trace.rank, trace.world_size), (rank, 2));
         let states: Vec<_> = trace.entries.iter().map(|entry| entry.state).collect();
         assert_eq!(states, [TraceState::Completed, TraceState::Failed]);
-        let status = trace.pg_status[&0];
+        let status = &trace.pg_status[&0];
         assert_eq!(status.last_enqueued_collective, 1);
         assert_eq!(status.last_completed_collective, 0);
     }
