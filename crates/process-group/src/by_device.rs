@@ -63,10 +63,8 @@ impl ByDevice {
 
     fn place(&self, err: Error, call: CallKind) -> Error {
         err.at(Place {
-            group: Some(self.name().into()),
-            rank: Some(self.rank()),
             call: Some(call),
-            ..Place::default()
+            ..Place::of_group(self.name(), self.rank())
         })
     }
 

@@ -129,12 +129,10 @@ impl Checked {
 
     fn place(&self, err: Error, call: CallKind, deadline: Deadline) -> Error {
         err.at(Place {
-            group: Some(self.name().into()),
-            rank: Some(self.rank()),
             call: Some(call),
             seq: Some(self.inner.sequence()),
             elapsed: Some(deadline.elapsed()),
-            ..Place::default()
+            ..Place::of_group(self.name(), self.rank())
         })
     }
 

@@ -70,6 +70,17 @@ pub struct Place {
     pub elapsed: Option<Duration>,
 }
 
+impl Place {
+    /// Rank `rank` of the group `group`: what a backend knows of all its errors.
+    pub fn of_group(group: &str, rank: usize) -> Self {
+        Self {
+            group: Some(group.into()),
+            rank: Some(rank),
+            ..Self::default()
+        }
+    }
+}
+
 impl Error {
     /// An error whose place is not known yet; see [`at`](Error::at).
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {

@@ -59,15 +59,10 @@ pub trait ProcessGroupExt: ProcessGroup {
             .and_then(|()| self.capabilities().check(&call));
         match checked {
             Ok(()) => self.submit(call, options),
-            Err(err) => {
-                let (rank, group) = (Some(self.rank()), Some(self.name().into()));
-                Err(err.at(Place {
-                    rank,
-                    group,
-                    call: Some(call.kind()),
-                    ..Place::default()
-                }))
-            }
+            Err(err) => Err(err.at(Place {
+                call: Some(call.kind()),
+                ..Place::of_group(self.name(), self.rank())
+            })),
         }
     }
 

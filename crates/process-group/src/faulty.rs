@@ -192,11 +192,9 @@ impl Faulty {
 
     fn place(&self, kind: CallKind, seq: u64) -> Place {
         Place {
-            group: Some(self.name().into()),
-            rank: Some(self.rank()),
             call: Some(kind),
             seq: Some(seq),
-            ..Place::default()
+            ..Place::of_group(self.name(), self.rank())
         }
     }
 

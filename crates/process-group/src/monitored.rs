@@ -16,10 +16,8 @@ const LEAVE: u32 = FIRST_RESERVED_TAG + 1;
 pub(crate) fn barrier<G: ProcessGroup + ?Sized>(group: &G, limit: Duration) -> Result<()> {
     let deadline = Deadline::after(limit);
     let place = Place {
-        group: Some(group.name().into()),
-        rank: Some(group.rank()),
         call: Some(CallKind::Barrier),
-        ..Place::default()
+        ..Place::of_group(group.name(), group.rank())
     };
     let checked = match group.rank() {
         0 => lead(group, deadline),

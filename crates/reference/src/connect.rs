@@ -51,10 +51,7 @@ impl Seat<'_> {
 
     /// Where errors of rank `rank` happen.
     pub(crate) fn place_of(&self, rank: usize) -> Place {
-        let mut place = Place::default();
-        place.group = Some(self.name.as_str().into());
-        place.rank = Some(rank);
-        place
+        Place::of_group(&self.name, rank)
     }
 
     /// The error of a second process or thread with the same rank.
