@@ -66,7 +66,8 @@ struct Combination {
 
 /// Calls `each` with the combinations of the level that the backend knows; says what it does not.
 ///
-/// The sample steps through sizes, memory and roots at different paces while it goes through types
+/// Everything is each size in each kind of memory with each mode, for each type and operator. The
+/// sample steps through sizes, memory and roots at different paces while it goes through types
 /// and operators, so that over a case every pair of properties occurs. Ranks use different memory.
 fn combinations(bench: &Bench, reducing: bool, mut each: impl FnMut(Combination)) -> Outcome {
     let known = bench.group.capabilities();
@@ -92,11 +93,16 @@ fn combinations(bench: &Bench, reducing: bool, mut each: impl FnMut(Combination)
                 unknown.push(format!("{dtype}/{}", op.name()));
                 continue;
             }
+            let product = sizes.len() * Memory::ALL.len();
             let repeats = match bench.level {
-                Level::Full => sizes.len() * Memory::ALL.len(),
+                Level::Full => 2 * product,
                 Level::Sample => 3,
             };
-            for _ in 0..repeats {
+            for i in 0..repeats {
+                if i == product {
+                    // The same once more, each in the other mode.
+                    round += 1;
+                }
                 let memory = Memory::ALL[(round / 2 + bench.rank()) % Memory::ALL.len()];
                 let (len, root) = (sizes[(round * 5) % sizes.len()], round % bench.size());
                 each(Combination {

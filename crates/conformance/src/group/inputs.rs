@@ -19,14 +19,23 @@ impl Memory {
     pub(super) const ALL: [Memory; 3] = [Memory::Registered, Memory::Plain, Memory::Inner];
 }
 
+/// Inputs repeat after this many elements: no power of two, so that a piece in the wrong place
+/// shows, and short, so that long inputs are copies and not computed.
+const PERIOD: usize = 3 * 5 * 7 * 11;
+
 /// Small whole numbers: sums and products of them are exact in every type and order.
 fn small(rank: usize, at: usize, salt: usize) -> i64 {
-    ((rank * 7 + at * 3 + salt * 5) % 3) as i64 + i64::from(rank == 0)
+    let mixed = at + at / 5 + at / 77;
+    ((rank * 7 + mixed + salt * 5) % 3) as i64 + i64::from(rank == 0)
 }
 
-/// Rank `rank`'s element `at` as bytes.
-pub(super) fn element(dtype: DType, rank: usize, at: usize, salt: usize) -> Vec<u8> {
-    encode(dtype, small(rank, at, salt))
+/// `len` elements, of which `element` gives the first [`PERIOD`].
+fn repeated(len: usize, element: impl Fn(usize) -> Vec<u8>) -> Vec<u8> {
+    let period: Vec<u8> = (0..len.min(PERIOD)).flat_map(element).collect();
+    let mut bytes = period.repeat(len / PERIOD);
+    let rest = period.len() / PERIOD.min(len.max(1)) * (len % PERIOD);
+    bytes.extend_from_slice(&period[..rest]);
+    bytes
 }
 
 fn encode(dtype: DType, value: i64) -> Vec<u8> {
@@ -50,9 +59,7 @@ fn encode(dtype: DType, value: i64) -> Vec<u8> {
 
 /// Rank `rank`'s whole input as bytes.
 pub(super) fn input(dtype: DType, rank: usize, len: usize, salt: usize) -> Vec<u8> {
-    (0..len)
-        .flat_map(|at| element(dtype, rank, at, salt))
-        .collect()
+    repeated(len, |at| encode(dtype, small(rank, at, salt)))
 }
 
 /// A buffer with the given bytes in the given kind of memory.
@@ -76,9 +83,7 @@ pub(super) fn fill(group: &dyn ProcessGroup, memory: Memory, dtype: DType, bytes
 /// Written independently of [`phalanx_pg::reduce`]: in 64-bit integers, except where the type
 /// wraps or is not a number.
 pub(super) fn reduced(dtype: DType, op: ReduceOp, size: usize, len: usize, salt: usize) -> Vec<u8> {
-    (0..len)
-        .flat_map(|at| reduced_element(dtype, op, size, at, salt))
-        .collect()
+    repeated(len, |at| reduced_element(dtype, op, size, at, salt))
 }
 
 fn reduced_element(dtype: DType, op: ReduceOp, size: usize, at: usize, salt: usize) -> Vec<u8> {
@@ -157,4 +162,28 @@ pub(super) fn sizes(limit: usize) -> Vec<usize> {
 
 pub(super) fn values<T: Element>(buf: &Buffer) -> Vec<T> {
     buf.to_vec().expect("host memory of that type")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inputs_repeat_as_they_are_computed() {
+        for len in [0, 1, 7, PERIOD - 1, PERIOD, PERIOD + 1, 3 * PERIOD + 5] {
+            let each = |rank| (0..len).flat_map(move |at| encode(DType::I16, small(rank, at, 4)));
+            assert_eq!(input(DType::I16, 1, len, 4), each(1).collect::<Vec<_>>());
+            let sum = (0..len).flat_map(|at| reduced_element(DType::F64, ReduceOp::Sum, 3, at, 4));
+            let sum: Vec<u8> = sum.collect();
+            assert_eq!(reduced(DType::F64, ReduceOp::Sum, 3, len, 4), sum);
+        }
+    }
+
+    #[test]
+    fn a_piece_in_the_wrong_place_shows() {
+        let whole = input(DType::U8, 1, 70_000, 0);
+        for shift in [1, 8, 64, 512, 4096, 32_768, 65_536] {
+            assert_ne!(whole[..4096], whole[shift..shift + 4096], "{shift}");
+        }
+    }
 }

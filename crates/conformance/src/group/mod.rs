@@ -43,7 +43,7 @@ pub use faults::survive;
 pub enum Level {
     /// A sample in which every pair of properties occurs; minutes at most.
     Sample,
-    /// Everything; for soak runs.
+    /// Everything, on up to 2^21 elements; for soak runs.
     Full,
 }
 
