@@ -52,3 +52,17 @@ where
         tracing::warn!("the built-in backend {name} is not available: {err}");
     }
 }
+
+#[cfg(all(test, not(feature = "reference")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_backend_the_error_says_how_to_get_one() {
+        let err = default_backend().unwrap_err().to_string();
+        assert!(
+            err.contains("feature") && err.contains("init_with"),
+            "{err}"
+        );
+    }
+}
