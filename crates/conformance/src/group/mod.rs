@@ -6,14 +6,18 @@
 //! come out, without trusting the backend to tell it.
 //!
 //! ```
-//! use std::sync::Arc;
 //! use phalanx_conformance::group::{Level, run_rank};
-//! use phalanx_pg::{ProcessGroup, FakeGroup};
+//! use phalanx_reference::ReferenceGroup;
 //!
-//! // A world of one; a real test runs one of these per rank.
-//! let group: Arc<dyn ProcessGroup> = Arc::new(FakeGroup::new(0, 1));
-//! let report = run_rank(&group, Level::Sample);
-//! println!("{report}");
+//! std::thread::scope(|scope| {
+//!     for group in ReferenceGroup::threads(2) {
+//!         scope.spawn(move || {
+//!             let report = run_rank(&group, Level::Sample);
+//!             group.shutdown().expect("an orderly end");
+//!             println!("{report}");
+//!         });
+//!     }
+//! });
 //! ```
 //!
 //! What a backend's [`Capabilities`](phalanx_pg::Capabilities) exclude is not asked of it, but
