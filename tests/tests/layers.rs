@@ -3,6 +3,7 @@
 //! A new crate fails here until it has been entered, so that its place is a decision.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
@@ -48,6 +49,7 @@ const PRODUCT: &[&str] = &[
     "phalanx-candle",
     "phalanx-ddp",
     "phalanx-reducer",
+    "phalanx-reference",
     "phalanx-native",
     "phalanx-gloo",
     "phalanx-mpi",
@@ -66,6 +68,7 @@ const RULES: &[Rule] = &[
     safe("phalanx-store", &[]),
     with_unsafe("phalanx-pg", &["phalanx-store"]),
     // Backends know the trait that they implement, and not each other.
+    safe("phalanx-reference", CORE),
     with_unsafe("phalanx-native", CORE),
     with_unsafe("gloo-sys", &[]),
     with_unsafe("phalanx-gloo", &["gloo-sys", "phalanx-pg", "phalanx-store"]),
@@ -87,7 +90,7 @@ const RULES: &[Rule] = &[
         "phalanx-conformance",
         &["phalanx-testkit", "phalanx-pg", "phalanx-store"],
     ),
-    safe("phalanx-tests", &[]),
+    safe("phalanx-tests", PRODUCT),
     safe("xtask", &["phalanx-testkit", "phalanx-store"]),
 ];
 
@@ -124,16 +127,20 @@ fn violations(workspace: &Workspace) -> Vec<String> {
     found
 }
 
-fn workspace() -> Workspace {
+fn metadata(dir: &Path) -> Value {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .args(["metadata", "--no-deps", "--format-version", "1"])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .current_dir(dir)
         .output()
         .expect("run cargo metadata");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "cargo metadata: {errors}");
-    let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo metadata is JSON");
+    serde_json::from_slice(&output.stdout).expect("cargo metadata is JSON")
+}
+
+fn workspace() -> Workspace {
+    let metadata = metadata(Path::new(env!("CARGO_MANIFEST_DIR")));
     let packages = list(&metadata["packages"]);
     let names: Vec<&str> = packages.iter().map(|p| text(&p["name"])).collect();
     packages
@@ -176,6 +183,40 @@ fn every_crate_knows_only_what_it_may() {
     assert!(workspace.contains_key("phalanx-store"), "no crates found");
     let found = violations(&workspace);
     assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
+fn process_groups_have_unsafe_code_in_one_file() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/process-group/src");
+    let root = std::fs::read_to_string(source.join("lib.rs")).expect("the crate's root");
+    assert!(root.contains("\n#![deny(unsafe_code)]\n"));
+    let mut excepted = Vec::new();
+    for file in source.read_dir().expect("the crate's files") {
+        let text = std::fs::read_to_string(file.expect("a file").path()).expect("a source file");
+        let lines: Vec<&str> = text.lines().collect();
+        let pairs = lines.windows(2);
+        let lifted = pairs.filter(|pair| {
+            ["#[expect(unsafe_code", "#[allow(unsafe_code"]
+                .iter()
+                .any(|lift| pair[0].trim_start().starts_with(lift))
+        });
+        excepted.extend(lifted.map(|pair| pair[1].to_owned()));
+    }
+    assert_eq!(excepted, ["mod buffer;"]);
+}
+
+#[test]
+fn the_consumer_knows_the_facade_only() {
+    let consumer = Path::new(env!("CARGO_MANIFEST_DIR")).join("consumer");
+    let metadata = metadata(&consumer);
+    let packages = list(&metadata["packages"]);
+    assert_eq!(packages.len(), 1, "it is a workspace of its own");
+    let dependencies = list(&packages[0]["dependencies"]).iter();
+    let names: Vec<&str> = dependencies
+        .filter(|dependency| dependency["kind"] != "dev")
+        .map(|dependency| text(&dependency["name"]))
+        .collect();
+    assert_eq!(names, ["phalanx"]);
 }
 
 #[test]

@@ -4,10 +4,13 @@
 //! `cargo xtask test` is a line in `test/suites.rs`.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod cache;
 mod fuzz;
 mod interop;
+mod miri;
 mod shell;
+mod soak;
 mod test;
 
 use std::process::ExitCode;
@@ -27,6 +30,9 @@ enum Command {
     Test(test::Args),
     Fuzz(fuzz::Args),
     Interop(interop::Args),
+    Soak(soak::Args),
+    Bench(bench::Args),
+    Miri(miri::Args),
 }
 
 /// A failure as text for the person at the terminal.
@@ -37,6 +43,9 @@ fn main() -> ExitCode {
         Command::Test(args) => test::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Interop(args) => interop::run(&args),
+        Command::Soak(args) => soak::run(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::Miri(args) => miri::run(&args),
     };
     result.unwrap_or_else(|failure| {
         eprintln!("error: {failure}");
@@ -51,6 +60,14 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         <Cli as clap::CommandFactory>::command().debug_assert();
-        let _: Cli = Cli::parse_from(["cargo xtask", "test", "--quick"]);
+        let lines: [&[&str]; 4] = [
+            &["test", "--quick", "--only", "consumer"],
+            &["soak", "conformance", "--ranks", "1,2", "--minutes", "5"],
+            &["bench", "--", "store", "--only", "pairs"],
+            &["miri", "--require"],
+        ];
+        for line in lines {
+            let _: Cli = Cli::parse_from([&["cargo xtask"], line].concat());
+        }
     }
 }

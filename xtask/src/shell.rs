@@ -16,6 +16,13 @@ pub(crate) fn root() -> PathBuf {
     here.parent().map(Into::into).unwrap_or(here)
 }
 
+/// Where cargo puts what it builds.
+pub(crate) fn target_dir() -> PathBuf {
+    let chosen = std::env::var_os("CARGO_TARGET_DIR").filter(|dir| !dir.is_empty());
+    // Joined: a relative one is meant from where cargo runs.
+    root().join(chosen.unwrap_or_else(|| "target".into()))
+}
+
 /// A command to run at the top of the work tree.
 pub(crate) struct Cmd(Command);
 
@@ -49,6 +56,12 @@ impl Cmd {
 
     pub(crate) fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
         self.0.env(name, value);
+        self
+    }
+
+    /// Runs it in a directory of the work tree.
+    pub(crate) fn inside(mut self, dir: &str) -> Self {
+        self.0.current_dir(root().join(dir));
         self
     }
 

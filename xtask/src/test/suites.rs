@@ -1,7 +1,7 @@
 //! The table of suites.
 
 use super::Args;
-use crate::shell::Cmd;
+use crate::shell::{Cmd, target_dir};
 
 /// One line of the final table: what is run, and what must be there for it.
 pub(super) struct Suite {
@@ -66,6 +66,51 @@ pub(super) const SUITES: &[Suite] = &[
         },
     },
     Suite {
+        name: "features",
+        about: "the facade with no feature, with each alone, with all",
+        quick: true,
+        needs: &[CLIPPY],
+        commands: |_| {
+            let facade = ["--package", "phalanx", "--lib", "--no-default-features"];
+            let each = FEATURES.iter().map(|feature| vec!["--features", *feature]);
+            let choices = [vec![], vec!["--all-features"]].into_iter().chain(each);
+            let lint = |choice: Vec<&str>| {
+                let clippy = Cmd::cargo().arg("clippy").args(facade).args(choice);
+                clippy.args(["--", "-D", "warnings"])
+            };
+            let bare = Cmd::cargo().arg("test").args(facade);
+            choices.map(lint).chain([bare]).collect()
+        },
+    },
+    Suite {
+        name: "consumer",
+        about: "a crate outside the workspace with a backend of its own: lints, format, tests",
+        quick: true,
+        needs: &[RUSTFMT, CLIPPY],
+        commands: |_| {
+            let cargo = |args: &[&str]| {
+                // Below the other's, which is what CI keeps.
+                let target = target_dir().join("consumer");
+                Cmd::cargo()
+                    .args(args)
+                    .inside("tests/consumer")
+                    .env("CARGO_TARGET_DIR", target)
+            };
+            vec![
+                cargo(&["fmt", "--check"]),
+                cargo(&[
+                    "clippy",
+                    "--locked",
+                    "--all-targets",
+                    "--",
+                    "-D",
+                    "warnings",
+                ]),
+                cargo(&["test", "--locked", "--no-fail-fast"]),
+            ]
+        },
+    },
+    Suite {
         name: "docs",
         about: "documentation without warnings",
         quick: true,
@@ -76,6 +121,9 @@ pub(super) const SUITES: &[Suite] = &[
         },
     },
 ];
+
+/// The features of the facade, but for `default`; a test keeps the list complete.
+const FEATURES: &[&str] = &["reference"];
 
 /// Packages that `--quick` leaves out: those that need C libraries or a training framework.
 const NOT_QUICK: &[&str] = &[];
@@ -95,4 +143,27 @@ const CLIPPY: Need = Need {
 /// For the command line's help and checks.
 pub(super) fn names() -> Vec<&'static str> {
     SUITES.iter().map(|suite| suite.name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shell::root;
+
+    #[test]
+    fn every_feature_of_the_facade_is_checked() {
+        let manifest = root().join("crates/phalanx/Cargo.toml");
+        let text = std::fs::read_to_string(manifest).expect("the facade's manifest");
+        let (_, features) = text
+            .split_once("[features]\n")
+            .expect("a table of features");
+        let features = features.split("\n[").next().unwrap_or_default().lines();
+        let names: Vec<&str> = features
+            .filter(|line| !line.starts_with('#'))
+            .filter_map(|line| line.split_once(" = "))
+            .map(|(name, _)| name)
+            .filter(|&name| name != "default")
+            .collect();
+        assert_eq!(names, FEATURES);
+    }
 }

@@ -96,6 +96,7 @@ pub struct Rendezvous {
     pub env: LauncherEnv,
     /// How long to wait, for what is built on this.
     pub timeouts: Timeouts,
+    local_ip: Option<IpAddr>,
     // Last, so that the handles above are closed when it stops.
     server: Option<TcpStoreServer>,
 }
@@ -133,6 +134,12 @@ impl Rendezvous {
             )),
             other => other,
         })
+    }
+
+    /// This host's address on the network that leads to the store: where peers can reach it.
+    /// `None` if the ranks meet in a file or in the process, and so on one host.
+    pub fn local_ip(&self) -> Option<IpAddr> {
+        self.local_ip
     }
 
     /// Where this process serves the store, if it does.
@@ -194,6 +201,7 @@ pub fn join(env: LauncherEnv, options: &RendezvousOptions) -> Result<Rendezvous>
         base: place.store,
         env,
         timeouts: options.timeouts,
+        local_ip: place.local_ip,
         server: place.server,
     })
 }

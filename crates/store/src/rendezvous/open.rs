@@ -18,6 +18,8 @@ use crate::tcp::{TcpStore, TcpStoreOptions, TcpStoreServer, resolve};
 pub(super) struct Place {
     pub(super) store: Arc<dyn Store>,
     pub(super) server: Option<TcpStoreServer>,
+    /// This host's address on the way to the store, if there is a way.
+    pub(super) local_ip: Option<IpAddr>,
     /// Nothing in it is older than the job.
     pub(super) fresh: bool,
     /// What the ranks must have in common to arrive here.
@@ -36,6 +38,7 @@ pub(super) fn open(
             Ok(Place {
                 store: Arc::new(store),
                 server: None,
+                local_ip: None,
                 fresh: true,
                 shared: "process",
             })
@@ -50,9 +53,17 @@ pub(super) fn open(
                 .then(|| serve(env, host, *port, options, deadline))
                 .transpose()?;
             let store = connect(env, host, *port, server.as_ref(), options, deadline)?;
+            let local_ip = match &server {
+                // Its own connection does not leave the host; others reach it as MASTER_ADDR says.
+                Some(_) => resolve(host, *port, deadline)
+                    .ok()
+                    .and_then(|addrs| addrs.first().map(SocketAddr::ip)),
+                None => Some(store.local_addr()?.ip()),
+            };
             Ok(Place {
                 store: Arc::new(store),
                 server,
+                local_ip,
                 fresh: !agent_hosted,
                 shared: match env.launcher {
                     Launcher::Url => "URL",
@@ -75,6 +86,7 @@ fn file(
     Ok(Place {
         store: Arc::new(store),
         server: None,
+        local_ip: None,
         fresh: false,
         shared,
     })

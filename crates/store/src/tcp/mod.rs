@@ -13,4 +13,5 @@ pub mod wire;
 pub(crate) use connection::resolve;
 
 pub use client::{TcpStore, TcpStoreOptions};
+pub(crate) use connection::resolve;
 pub use server::TcpStoreServer;

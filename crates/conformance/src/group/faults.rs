@@ -1,0 +1,275 @@
+//! What must happen when something goes wrong: an error that says who and what, never a hang.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use phalanx_pg::{
+    Buffer, CallKind, CallOptions, Checked, DType, Error, ErrorKind, PeerDeath, ProcessGroup,
+    ProcessGroupExt, ReduceOp,
+};
+
+use super::{Bench, Case, Outcome, Skip};
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "an operation that a rank does not reach times out",
+        body: timeout,
+    },
+    Case {
+        name: "a group that failed stays failed with its first cause",
+        body: stays_broken,
+    },
+    Case {
+        name: "an abort fails the others' pending operations with its reason",
+        body: abort,
+    },
+    Case {
+        name: "a receive that nobody sends to times out",
+        body: recv_timeout,
+    },
+    Case {
+        name: "a closed group says so",
+        body: closed,
+    },
+    Case {
+        name: "different calls are told apart under Checked",
+        body: mismatches,
+    },
+    Case {
+        name: "equal calls pass under Checked",
+        body: matches,
+    },
+    Case {
+        name: "a monitored barrier names who is missing",
+        body: monitored_missing,
+    },
+];
+
+/// Long enough for any error to arrive, short enough to call it a hang.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn broken(err: &Error) -> bool {
+    !err.leaves_group_usable()
+}
+
+/// One all-reduce with a short time limit.
+fn try_allreduce(group: &dyn ProcessGroup, limit: Duration) -> Result<Buffer, Error> {
+    let buf = Buffer::from_vec(vec![1.0f32; 100]);
+    let options = CallOptions::default().with_timeout(limit);
+    group.with(options).allreduce(buf, ReduceOp::Sum)?.wait()
+}
+
+fn timeout(bench: &Bench) -> Outcome {
+    bench.needs(&[CallKind::AllReduce])?;
+    bench.needs_ranks(2)?;
+    if bench.rank() + 1 == bench.size() {
+        // The last rank comes to nothing; it stays alive until the others have seen it.
+        std::thread::sleep(Duration::from_millis(1500));
+        return Ok(());
+    }
+    let start = Instant::now();
+    let err = try_allreduce(&*bench.group, Duration::from_millis(300)).expect_err("one is missing");
+    assert!(start.elapsed() < PATIENCE);
+    assert!(broken(&err), "{err:?}");
+    assert_eq!(
+        err.place().call,
+        Some(CallKind::AllReduce),
+        "{err} names the operation"
+    );
+    assert_eq!(err.place().seq, Some(0), "{err} names the sequence number");
+    assert_eq!(
+        err.place().rank,
+        Some(bench.rank()),
+        "{err} names the own rank"
+    );
+    Ok(())
+}
+
+fn stays_broken(bench: &Bench) -> Outcome {
+    bench.needs(&[CallKind::AllReduce])?;
+    bench.needs_ranks(2)?;
+    if bench.rank() == 0 {
+        bench.group.abort("the first cause");
+        bench.group.abort("a later cause");
+    }
+    let first = try_allreduce(&*bench.group, PATIENCE).expect_err("aborted");
+    let second = try_allreduce(&*bench.group, PATIENCE).expect_err("still aborted");
+    for err in [&first, &second] {
+        assert!(err.to_string().contains("the first cause"), "{err}");
+    }
+    assert_eq!(second.kind(), ErrorKind::Broken, "{second:?}");
+    assert!(
+        bench.group.shutdown().is_err(),
+        "a broken group has no orderly end"
+    );
+    Ok(())
+}
+
+fn abort(bench: &Bench) -> Outcome {
+    bench.needs(&[CallKind::AllReduce])?;
+    bench.needs_ranks(2)?;
+    if !bench.group.capabilities().abort {
+        return Err(Skip("the backend cannot interrupt operations".into()));
+    }
+    if bench.rank() == 0 {
+        std::thread::sleep(Duration::from_millis(200));
+        bench.group.abort("rank 0 has had enough");
+        return Ok(());
+    }
+    let start = Instant::now();
+    let err = try_allreduce(&*bench.group, PATIENCE).expect_err("rank 0 aborts");
+    assert!(start.elapsed() < PATIENCE / 2, "an abort arrives at once");
+    assert!(err.to_string().contains("rank 0 has had enough"), "{err}");
+    Ok(())
+}
+
+fn recv_timeout(bench: &Bench) -> Outcome {
+    bench.needs(&[CallKind::Send, CallKind::Recv])?;
+    bench.needs_ranks(2)?;
+    if bench.rank() != 0 {
+        std::thread::sleep(Duration::from_millis(1200));
+        return Ok(());
+    }
+    let options = CallOptions::default().with_timeout(Duration::from_millis(200));
+    let room = Buffer::zeroed(DType::I32, 1);
+    let err = bench
+        .group
+        .with(options)
+        .recv(room, 1, 77)
+        .expect("accepted")
+        .wait();
+    let err = err.expect_err("nobody sends");
+    assert_eq!(err.kind(), ErrorKind::Timeout, "{err:?}");
+    assert_eq!(err.peer(), Some(1), "{err} names the peer");
+    Ok(())
+}
+
+fn closed(bench: &Bench) -> Outcome {
+    bench.needs(&[CallKind::AllReduce])?;
+    try_allreduce(&*bench.group, PATIENCE).expect("it works before");
+    bench.group.shutdown().expect("an orderly end");
+    let err = try_allreduce(&*bench.group, PATIENCE).expect_err("it is over");
+    assert!(
+        matches!(err.kind(), ErrorKind::Closed | ErrorKind::Broken),
+        "{err:?}"
+    );
+    Ok(())
+}
+
+fn mismatches(bench: &Bench) -> Outcome {
+    bench.needs(&[
+        CallKind::AllReduce,
+        CallKind::AllGather,
+        CallKind::Broadcast,
+    ])?;
+    bench.needs_ranks(2)?;
+    let group = Checked::new(Arc::clone(&bench.group)).expect("succeeds");
+    let odd = bench.rank() == 1;
+    type Pair = (
+        &'static str,
+        fn(&dyn ProcessGroup, bool) -> Result<(), Error>,
+    );
+    let pairs: [Pair; 5] = [
+        ("length", |g, odd| {
+            let len = if odd { 5 } else { 4 };
+            g.allreduce(Buffer::zeroed(DType::F32, len), ReduceOp::Sum)
+                .map(drop)
+        }),
+        ("dtype", |g, odd| {
+            let dtype = if odd { DType::I32 } else { DType::F32 };
+            g.allreduce(Buffer::zeroed(dtype, 4), ReduceOp::Sum)
+                .map(drop)
+        }),
+        ("operator", |g, odd| {
+            let op = if odd { ReduceOp::Max } else { ReduceOp::Sum };
+            g.allreduce(Buffer::zeroed(DType::F32, 4), op).map(drop)
+        }),
+        ("call", |g, odd| match odd {
+            true => g.broadcast(Buffer::zeroed(DType::F32, 4), 0).map(drop),
+            false => g
+                .allreduce(Buffer::zeroed(DType::F32, 4), ReduceOp::Sum)
+                .map(drop),
+        }),
+        ("root", |g, odd| {
+            g.broadcast(Buffer::zeroed(DType::F32, 4), odd.into())
+                .map(drop)
+        }),
+    ];
+    for (aspect, call) in pairs {
+        let err = call(&*group, odd).expect_err("ranks differ");
+        assert_eq!(err.kind(), ErrorKind::Mismatch, "{aspect}: {err:?}");
+        assert!(err.to_string().contains("rank"), "{err} shows both sides");
+    }
+    // Nothing was sent: the group below is as before.
+    let sum = try_allreduce(&*group, PATIENCE).expect("equal calls still pass");
+    assert_eq!(
+        sum.as_slice::<f32>().expect("floats")[0],
+        bench.size() as f32
+    );
+    Ok(())
+}
+
+fn matches(bench: &Bench) -> Outcome {
+    bench.needs(&[CallKind::AllReduce, CallKind::AllGather, CallKind::Barrier])?;
+    let group = Checked::new(Arc::clone(&bench.group)).expect("succeeds");
+    for _ in 0..10 {
+        try_allreduce(&*group, PATIENCE).expect("equal calls");
+        group.barrier().expect("equal calls");
+    }
+    Ok(())
+}
+
+fn monitored_missing(bench: &Bench) -> Outcome {
+    bench.needs(&[CallKind::Send, CallKind::Recv])?;
+    bench.needs_ranks(2)?;
+    let missing = bench.size() - 1;
+    if bench.rank() == missing {
+        std::thread::sleep(Duration::from_millis(1500));
+        return Ok(());
+    }
+    let err = bench
+        .group
+        .monitored_barrier(Duration::from_millis(400))
+        .expect_err("one is late");
+    assert_eq!(err.kind(), ErrorKind::Timeout, "{err:?}");
+    if bench.rank() == 0 {
+        assert_eq!(err.peer(), Some(missing), "{err}");
+        assert!(
+            err.to_string().contains(&missing.to_string()),
+            "{err} names the missing rank"
+        );
+    }
+    Ok(())
+}
+
+/// What every other rank runs while rank `victim` dies: operations until one fails, which must
+/// happen, say who died where the backend can tell, and leave the group failed for good.
+///
+/// Returns the error, for further checks.
+///
+/// # Panics
+///
+/// If no operation fails within `limit`, or the error is not what the capabilities promise.
+pub fn survive(group: &Arc<dyn ProcessGroup>, victim: usize, limit: Duration) -> Error {
+    let start = Instant::now();
+    let err = loop {
+        if let Err(err) = try_allreduce(&**group, limit) {
+            break err;
+        }
+        assert!(
+            start.elapsed() < limit,
+            "rank {victim} died and nobody noticed"
+        );
+    };
+    assert!(broken(&err), "{err:?}");
+    if group.capabilities().on_peer_death == PeerDeath::Error {
+        assert_eq!(err.peer(), Some(victim), "{err} names the rank that died");
+    }
+    assert!(
+        err.place().call.is_some() && err.place().seq.is_some(),
+        "{err} names the operation"
+    );
+    let later = try_allreduce(&**group, limit).expect_err("the group is broken");
+    assert!(broken(&later), "{later:?}");
+    err
+}

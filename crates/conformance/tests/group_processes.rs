@@ -1,0 +1,82 @@
+//! The process group suite on the reference backend, one real process per rank, over TCP.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use phalanx_conformance::group::{Level, run_rank, survive};
+use phalanx_pg::{ErrorKind, ProcessGroup, ProcessGroupExt};
+use phalanx_reference::{Options, ReferenceGroup};
+use phalanx_testkit::{End, Rank, World};
+
+/// Below the world's deadline, so that an error names the operation.
+const TIMEOUT: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(240);
+
+fn connect(ctx: &Rank) -> Arc<dyn ProcessGroup> {
+    let options = Options {
+        timeout: TIMEOUT,
+        ..Options::default()
+    };
+    ReferenceGroup::connect(ctx.store(), ctx.rank(), ctx.size(), &options).unwrap()
+}
+
+fn suite(ctx: &Rank) {
+    let group = connect(ctx);
+    let report = run_rank(&group, Level::Sample);
+    group.shutdown().unwrap();
+    println!("{report}");
+    assert!(report.passed.len() >= 25, "{report}");
+}
+
+#[test]
+fn the_suite_passes_with_one_to_three_processes() {
+    for size in 1..=3 {
+        World::new(size).deadline(DEADLINE).run(|ctx| {
+            suite(ctx);
+        });
+    }
+}
+
+#[test]
+fn the_suite_passes_with_four_processes() {
+    World::new(4).deadline(DEADLINE).run(|ctx| {
+        suite(ctx);
+    });
+}
+
+#[test]
+fn the_suite_passes_with_eight_processes() {
+    World::new(8).deadline(DEADLINE).run(|ctx| {
+        suite(ctx);
+    });
+}
+
+#[test]
+fn survivors_learn_which_process_was_killed() {
+    World::new(4).check(
+        |ctx| {
+            let group = connect(ctx);
+            // Some are still in here when rank 2 dies.
+            let met = group.barrier();
+            if ctx.rank() == 2 {
+                // No goodbye, no unwinding.
+                std::process::abort();
+            }
+            if let Err(err) = met {
+                assert_eq!(err.kind(), ErrorKind::PeerLost, "{err:?}");
+                assert_eq!(err.peer(), Some(2), "{err}");
+            }
+            survive(&group, 2, TIMEOUT / 2);
+        },
+        |outcome| {
+            for rank in [0, 1, 3] {
+                assert_eq!(
+                    outcome.rank(rank).end,
+                    End::Finished,
+                    "{}",
+                    outcome.report()
+                );
+            }
+        },
+    );
+}

@@ -1,0 +1,229 @@
+//! What can go wrong in a process group, and where.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use phalanx_store::StoreError;
+
+use crate::call::CallKind;
+
+/// Result of a process group operation.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why an operation failed, and where: own rank, peer, operation, sequence number, elapsed time.
+///
+/// Cheap to clone, since one cause may fail many operations. `Send` and `Sync`.
+#[derive(Clone)]
+pub struct Error(Arc<Inner>);
+
+struct Inner {
+    kind: ErrorKind,
+    place: Place,
+    message: String,
+    cause: Option<Error>,
+}
+
+/// What a caller can tell errors apart by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The arguments make no sense; nothing was sent and the group is as before.
+    Invalid,
+    /// The backend cannot do this; nothing was sent and the group is as before.
+    Unsupported,
+    /// Too many operations are outstanding; nothing was sent. Wait for some and try again.
+    QueueFull,
+    /// Ranks called different things (found by [`Checked`](crate::Checked)).
+    Mismatch,
+    /// The operation did not finish in time. The group is broken.
+    Timeout,
+    /// A peer died or cut the connection. The group is broken.
+    PeerLost,
+    /// Somebody called `abort`. The group is broken.
+    Aborted,
+    /// The group was broken earlier; the cause says how.
+    Broken,
+    /// The group has been shut down.
+    Closed,
+    /// The store failed during rendezvous.
+    Store,
+    /// The backend's library or the operating system failed.
+    Backend,
+}
+
+/// Where an error happened. What is not known is left out.
+#[derive(Debug, Clone, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Place {
+    /// Name of the group.
+    pub group: Option<Arc<str>>,
+    /// Own rank in the group.
+    pub rank: Option<usize>,
+    /// The rank at fault or at the other end.
+    pub peer: Option<usize>,
+    /// The operation.
+    pub call: Option<CallKind>,
+    /// Its sequence number in the group.
+    pub seq: Option<u64>,
+    /// Time since it was issued.
+    pub elapsed: Option<Duration>,
+}
+
+impl Place {
+    /// Rank `rank` of the group `group`: what a backend knows of all its errors.
+    pub fn of_group(group: &str, rank: usize) -> Self {
+        Self {
+            group: Some(group.into()),
+            rank: Some(rank),
+            ..Self::default()
+        }
+    }
+}
+
+impl Error {
+    /// An error whose place is not known yet; see [`at`](Error::at).
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self::build(kind, Place::default(), message.into(), None)
+    }
+
+    /// [`ErrorKind::Invalid`].
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Invalid, message)
+    }
+
+    /// [`ErrorKind::Unsupported`].
+    pub fn unsupported(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Unsupported, message)
+    }
+
+    /// What an operation on a group that `cause` has broken answers.
+    pub fn broken_by(cause: &Error) -> Self {
+        let message = "the group is broken, make a new one".into();
+        Self::build(
+            ErrorKind::Broken,
+            Place::default(),
+            message,
+            Some(cause.clone()),
+        )
+    }
+
+    fn build(kind: ErrorKind, place: Place, message: String, cause: Option<Error>) -> Self {
+        Self(Arc::new(Inner {
+            kind,
+            place,
+            message,
+            cause,
+        }))
+    }
+
+    /// The same error with what `place` knows filled in where nothing was known.
+    pub fn at(self, place: Place) -> Self {
+        let own = self.0.place.clone();
+        let place = Place {
+            group: own.group.or(place.group),
+            rank: own.rank.or(place.rank),
+            peer: own.peer.or(place.peer),
+            call: own.call.or(place.call),
+            seq: own.seq.or(place.seq),
+            elapsed: own.elapsed.or(place.elapsed),
+        };
+        Self::build(
+            self.0.kind,
+            place,
+            self.0.message.clone(),
+            self.0.cause.clone(),
+        )
+    }
+
+    /// The same error, blaming `peer`.
+    pub fn from_peer(self, peer: usize) -> Self {
+        self.at(Place {
+            peer: Some(peer),
+            ..Place::default()
+        })
+    }
+
+    /// What kind of failure it is.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// Where it happened.
+    pub fn place(&self) -> &Place {
+        &self.0.place
+    }
+
+    /// The rank at fault, here or in the cause.
+    pub fn peer(&self) -> Option<usize> {
+        self.0
+            .place
+            .peer
+            .or_else(|| self.0.cause.as_ref().and_then(Error::peer))
+    }
+
+    /// What broke the group, for [`ErrorKind::Broken`].
+    pub fn cause(&self) -> Option<&Error> {
+        self.0.cause.as_ref()
+    }
+
+    /// The reason alone, without the place.
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    /// Whether the group can go on after this error.
+    pub fn leaves_group_usable(&self) -> bool {
+        use ErrorKind::*;
+        matches!(self.0.kind, Invalid | Unsupported | QueueFull | Mismatch)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = &self.0.place;
+        if let Some(rank) = place.rank {
+            write!(f, "rank {rank}")?;
+            if let Some(group) = &place.group {
+                write!(f, " of group {group:?}")?;
+            }
+            f.write_str(": ")?;
+        }
+        if let Some(call) = place.call {
+            write!(f, "{call}")?;
+            if let Some(seq) = place.seq {
+                write!(f, " #{seq}")?;
+            }
+            if let Some(elapsed) = place.elapsed {
+                write!(f, " after {:.3} s", elapsed.as_secs_f64())?;
+            }
+            f.write_str(": ")?;
+        }
+        f.write_str(&self.0.message)?;
+        if let Some(peer) = place.peer {
+            write!(f, " (peer: rank {peer})")?;
+        }
+        if let Some(cause) = &self.0.cause {
+            write!(f, "; first cause: {cause}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {self}", self.0.kind)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.cause.as_ref().map(|cause| cause as _)
+    }
+}
+
+impl From<StoreError> for Error {
+    fn from(err: StoreError) -> Self {
+        Self::new(ErrorKind::Store, err.to_string())
+    }
+}

@@ -1,0 +1,179 @@
+//! The trait that a backend implements.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::buffer::Buffer;
+use crate::call::{Call, CallKind, CallOptions};
+use crate::dtype::{DType, Device, ReduceOp};
+use crate::error::{Error, Result};
+use crate::set::Set;
+use crate::work::RawWork;
+
+/// How long an operation may take unless the call or the group says otherwise: 30 minutes.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+
+/// Ranks that communicate.
+///
+/// This is what a backend implements; what callers use is [`ProcessGroupExt`], which is there for
+/// every group. The heart is [`submit`](ProcessGroup::submit): one method for all operations, so a
+/// wrapper is one method too and a new operation breaks nobody.
+///
+/// # What a backend owes
+///
+/// * **Order.** Collectives match by the order in which they are submitted; two threads that
+///   submit to one group at the same time must agree on an order across ranks themselves.
+///   Point-to-point calls match by peer and tag and do not wait for collectives, nor they for them.
+/// * **Ownership.** The memory of a call belongs to the operation until it is finished, also when
+///   its `Work` is dropped. After an error it is not handed back.
+/// * **Time.** Every operation ends: with its result, or with an error at its timeout. After a
+///   timeout, a lost peer or an abort the group is broken for good and every later call says so
+///   with the first cause.
+/// * **Bits.** All ranks get identical results, and they depend on the values and the ranks only:
+///   not on sizes, timing or how a vector is cut into pieces.
+///
+/// [`Lane`](crate::Lane) does the queueing, the numbering and the broken state for backends whose
+/// operations are host code.
+///
+/// # Threads
+///
+/// A group may be used from many threads. Dropping the last handle aborts what is outstanding.
+///
+/// [`ProcessGroupExt`]: crate::ProcessGroupExt
+pub trait ProcessGroup: Send + Sync + fmt::Debug {
+    /// Own rank in the group.
+    fn rank(&self) -> usize;
+
+    /// Number of ranks in the group.
+    fn size(&self) -> usize;
+
+    /// Name of the backend, for example `native`.
+    fn backend(&self) -> &str;
+
+    /// Name of the group, the same on all its ranks; for errors and recordings.
+    fn name(&self) -> &str;
+
+    /// The members' ranks in the world, by group rank.
+    fn global_ranks(&self) -> &[usize];
+
+    /// What the backend can do. Calls outside it are refused before anything is sent.
+    fn capabilities(&self) -> Capabilities;
+
+    /// How long operations without a timeout of their own may take.
+    fn timeout(&self) -> Duration;
+
+    /// Memory that this backend handles best. Local, never a collective call.
+    fn allocate(&self, device: Device, dtype: DType, len: usize) -> Result<Buffer> {
+        match device {
+            Device::Cpu => Ok(Buffer::zeroed(dtype, len)),
+            other => Err(Error::unsupported(format!(
+                "{} has no memory on {other}",
+                self.backend()
+            ))),
+        }
+    }
+
+    /// Starts an operation. The call has been validated against rank, size and capabilities.
+    fn submit(&self, call: Call, options: &CallOptions) -> Result<RawWork>;
+
+    /// The group of the given ranks of this one, in that order; `None` on ranks not among them.
+    ///
+    /// Called by every member, with the same `name`, which must be new in this group; others may
+    /// call it too and return at once. Disjoint splits may happen at the same time.
+    fn split(&self, ranks: &[usize], name: &str) -> Result<Option<Arc<dyn ProcessGroup>>>;
+
+    /// Breaks the group here and now, without asking anybody; peers' pending operations fail with
+    /// the reason.
+    fn abort(&self, reason: &str);
+
+    /// Ends the group in order: a collective call that waits for outstanding work.
+    fn shutdown(&self) -> Result<()>;
+
+    /// Number of collectives issued so far: the sequence number of the next one.
+    fn sequence(&self) -> u64;
+}
+
+/// What a backend can do.
+///
+/// `Copy` and small: it is asked before every operation.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// The calls it knows.
+    pub calls: Set<CallKind>,
+    /// The element types it knows.
+    pub dtypes: Set<DType>,
+    /// The operators it knows; factors do not count.
+    pub ops: Set<ReduceOp>,
+    /// Whether it works on host memory.
+    pub cpu: bool,
+    /// Whether it works on CUDA memory.
+    pub cuda: bool,
+    /// Whether receiving from anybody works.
+    pub recv_any: bool,
+    /// Whether `abort` fails operations that are in progress.
+    pub abort: bool,
+    /// What survivors see when a peer dies.
+    pub on_peer_death: PeerDeath,
+}
+
+/// What survivors see when a peer dies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PeerDeath {
+    /// An error that names the peer, at once.
+    Error,
+    /// An error at the operation's timeout.
+    Timeout,
+    /// Nothing: the launcher ends the whole job.
+    JobEnds,
+}
+
+impl Capabilities {
+    /// Everything there is, on host memory.
+    pub fn all_on_host() -> Self {
+        Self {
+            calls: CallKind::ALL.into_iter().collect(),
+            dtypes: DType::ALL.into_iter().collect(),
+            ops: ReduceOp::ALL.into_iter().collect(),
+            cpu: true,
+            cuda: false,
+            recv_any: true,
+            abort: true,
+            on_peer_death: PeerDeath::Error,
+        }
+    }
+
+    /// Whether `call` is among them; the error says what is missing.
+    pub fn check(&self, call: &Call) -> Result<()> {
+        let refuse = |what: String| Err(Error::unsupported(what));
+        let kind = call.kind();
+        if !self.calls.contains(kind) {
+            return refuse(format!("the backend has no {kind}"));
+        }
+        if let Call::Batch(calls) = call {
+            return calls.iter().try_for_each(|call| self.check(call));
+        }
+        if let Call::Recv { peer: None, .. } = call
+            && !self.recv_any
+        {
+            return refuse("the backend cannot receive from anybody; name the peer".into());
+        }
+        if let Some(op) = call.op()
+            && !self.ops.contains(op)
+        {
+            return refuse(format!("the backend has no {}", op.name()));
+        }
+        if let Some(dtype) = call.dtype()
+            && !self.dtypes.contains(dtype)
+        {
+            return refuse(format!("the backend does not know {dtype}"));
+        }
+        match call.device() {
+            Some(Device::Cpu) if !self.cpu => refuse("the backend has no host memory".into()),
+            Some(Device::Cuda(_)) if !self.cuda => refuse("the backend has no CUDA memory".into()),
+            _ => Ok(()),
+        }
+    }
+}

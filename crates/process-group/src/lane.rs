@@ -1,0 +1,371 @@
+//! Where the operations of a host backend queue up.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::call::{Call, CallKind, CallOptions, Mode};
+use crate::error::{Error, ErrorKind, Place, Result};
+use crate::work::{Completer, Done, RawWork, Times, completion};
+
+/// Most operations that may be outstanding; one more is [`ErrorKind::QueueFull`].
+pub const MAX_OUTSTANDING: usize = 64 << 10;
+
+/// What a host backend does with one collective, in the thread that runs it.
+///
+/// [`run`](Engine::run) is called by one thread at a time, not always the same;
+/// [`interrupt`](Engine::interrupt) by any thread, also while it runs.
+pub trait Engine: Send + Sync {
+    /// Runs the call to its end. Must return by `turn.deadline`, or when interrupted.
+    fn run(&self, call: Call, turn: &Turn) -> Result<Done>;
+
+    /// The group broke for the given reason: makes a running [`run`](Engine::run) return soon and
+    /// tells peers, without blocking. Called once.
+    fn interrupt(&self, cause: &Error);
+}
+
+/// The circumstances of one operation.
+#[derive(Debug, Clone)]
+pub struct Turn {
+    /// Its number in the group, equal on all ranks.
+    pub seq: u64,
+    /// Which operation it is.
+    pub kind: CallKind,
+    /// When it fails.
+    pub deadline: Instant,
+    /// When it began to run.
+    pub started: Instant,
+}
+
+/// One group's collectives in the order of their issue.
+///
+/// Numbers them, runs them one at a time, remembers the first failure and fails everything after
+/// it. A blocking call that finds nothing before it runs in the caller's thread, without a queue
+/// or an allocation; everything else runs in one thread of the lane's, made when first needed.
+/// Backends whose operations are host code put one of these around their [`Engine`].
+///
+/// | idle | queued | a blocking call | an asynchronous call |
+/// |---|---|---|---|
+/// | yes | none | runs in the caller | queued, wakes the thread |
+/// | no | any | queued, waited for | queued |
+///
+/// May be used from many threads: whoever submits first has the lower number. Nothing blocks in
+/// `submit` but a call that runs in the caller's thread.
+#[derive(Debug)]
+pub struct Lane {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    place: Place,
+    timeout: Duration,
+    engine: Arc<dyn Engine>,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    next_seq: u64,
+    /// Somebody runs an operation.
+    busy: bool,
+    /// The lane's thread exists.
+    thread: bool,
+    closed: bool,
+    broken: Option<Error>,
+}
+
+struct Job {
+    call: Call,
+    seq: u64,
+    timeout: Duration,
+    completer: Completer,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}", self.place)
+    }
+}
+
+impl Lane {
+    /// A lane for the group and rank in `place`, whose operations take `timeout` at most unless
+    /// they say otherwise.
+    pub fn new(place: Place, timeout: Duration, engine: Arc<dyn Engine>) -> Self {
+        let queue = Mutex::new(Queue::default());
+        let shared = Shared {
+            place,
+            timeout,
+            engine,
+            queue,
+            changed: Condvar::new(),
+        };
+        Self {
+            shared: Arc::new(shared),
+        }
+    }
+
+    /// Issues a collective.
+    pub fn submit(&self, call: Call, options: &CallOptions) -> Result<RawWork> {
+        let shared = &self.shared;
+        let kind = call.kind();
+        let mut queue = shared.queue.lock();
+        shared
+            .usable(&queue)
+            .map_err(|err| err.at(shared.place(kind, queue.next_seq)))?;
+        if queue.jobs.len() >= MAX_OUTSTANDING {
+            let full = format!("{MAX_OUTSTANDING} operations are outstanding, wait for some");
+            let err = Error::new(ErrorKind::QueueFull, full);
+            return Err(err.at(shared.place(kind, queue.next_seq)));
+        }
+        let seq = queue.next_seq;
+        queue.next_seq += 1;
+        let timeout = options.timeout.unwrap_or(shared.timeout);
+        if options.mode == Mode::Blocking && !queue.busy && queue.jobs.is_empty() {
+            queue.busy = true;
+            drop(queue);
+            let mut times = Times::now();
+            times.started = Some(times.enqueued);
+            let result = shared.run(call, seq, timeout, times.enqueued);
+            shared.release();
+            return Ok(RawWork::ready(result, times));
+        }
+        let (completer, work) = completion();
+        queue.jobs.push_back(Job {
+            call,
+            seq,
+            timeout,
+            completer,
+        });
+        let spawn = !std::mem::replace(&mut queue.thread, true);
+        drop(queue);
+        match spawn {
+            true => self.spawn()?,
+            false => {
+                shared.changed.notify_all();
+            }
+        }
+        Ok(work)
+    }
+
+    fn spawn(&self) -> Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let name = "phalanx-lane".to_owned();
+        let spawned = std::thread::Builder::new()
+            .name(name)
+            .spawn(move || shared.work());
+        match spawned {
+            Ok(_) => Ok(()),
+            Err(err) => {
+                let err = Error::new(ErrorKind::Backend, format!("starting a thread: {err}"));
+                self.fail(err.clone());
+                Err(err)
+            }
+        }
+    }
+
+    /// Number of collectives issued.
+    pub fn sequence(&self) -> u64 {
+        self.shared.queue.lock().next_seq
+    }
+
+    /// What broke the group, if it is broken.
+    pub fn broken(&self) -> Option<Error> {
+        self.shared.queue.lock().broken.clone()
+    }
+
+    /// Fails what is outstanding and everything later. The first cause stays.
+    pub fn fail(&self, cause: Error) {
+        self.shared.fail(cause);
+    }
+
+    /// Whether the group may still be used; the error says why not.
+    pub fn check_usable(&self) -> Result<()> {
+        self.shared.usable(&self.shared.queue.lock())
+    }
+
+    /// Takes no more operations and waits until those issued have ended, or the group broke.
+    pub fn close(&self, limit: Duration) -> Result<()> {
+        let end = Instant::now() + limit.min(Duration::from_secs(1 << 30));
+        let mut queue = self.shared.queue.lock();
+        queue.closed = true;
+        let open = |queue: &Queue| (queue.busy || !queue.jobs.is_empty()) && queue.broken.is_none();
+        while open(&queue) {
+            let timed_out = self.shared.changed.wait_until(&mut queue, end).timed_out();
+            // The last operation may have ended just when the time did.
+            if timed_out && open(&queue) {
+                let late = format!("work is outstanding after {:.1} s", limit.as_secs_f64());
+                return Err(Error::new(ErrorKind::Timeout, late).at(self.shared.place.clone()));
+            }
+        }
+        self.shared.changed.notify_all();
+        match &queue.broken {
+            Some(cause) => Err(Error::broken_by(cause).at(self.shared.place.clone())),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        let mut queue = self.shared.queue.lock();
+        let orderly = queue.closed && queue.jobs.is_empty() && !queue.busy;
+        queue.closed = true;
+        drop(queue);
+        if !orderly {
+            let dropped = "the group was dropped with work outstanding or without a shutdown";
+            self.shared.fail(Error::new(ErrorKind::Aborted, dropped));
+        }
+        self.shared.changed.notify_all();
+    }
+}
+
+impl Shared {
+    fn place(&self, kind: CallKind, seq: u64) -> Place {
+        Place {
+            call: Some(kind),
+            seq: Some(seq),
+            ..self.place.clone()
+        }
+    }
+
+    fn usable(&self, queue: &Queue) -> Result<()> {
+        if let Some(cause) = &queue.broken {
+            return Err(Error::broken_by(cause).at(self.place.clone()));
+        }
+        match queue.closed {
+            true => Err(Error::new(
+                ErrorKind::Closed,
+                "the group has been shut down",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// Runs one operation; the caller has made the lane busy.
+    fn run(&self, call: Call, seq: u64, timeout: Duration, enqueued: Instant) -> Result<Done> {
+        let kind = call.kind();
+        let started = Instant::now();
+        tracing::trace!(target: "phalanx::op", "{kind} #{seq} on {:?}", self.place.group);
+        let deadline = started + timeout.min(Duration::from_secs(1 << 30));
+        let turn = Turn {
+            seq,
+            kind,
+            deadline,
+            started,
+        };
+        let result = catch_unwind(AssertUnwindSafe(|| self.engine.run(call, &turn)))
+            .unwrap_or_else(|_| {
+                Err(Error::new(
+                    ErrorKind::Backend,
+                    "the backend panicked, see its message",
+                ))
+            });
+        result.map_err(|err| {
+            let place = self.place(kind, seq);
+            let err = err.at(Place {
+                elapsed: Some(enqueued.elapsed()),
+                ..place
+            });
+            // Apart from the match, which would hold the lock that `fail` takes.
+            let broken = self.queue.lock().broken.clone();
+            match broken {
+                // Interrupted: what broke the group is the reason.
+                Some(cause) if err.kind() == ErrorKind::Aborted => cause.at(err.place().clone()),
+                _ => {
+                    if !err.leaves_group_usable() {
+                        self.fail(err.clone());
+                    }
+                    err
+                }
+            }
+        })
+    }
+
+    fn release(&self) {
+        self.queue.lock().busy = false;
+        self.changed.notify_all();
+    }
+
+    fn fail(&self, cause: Error) {
+        let mut queue = self.queue.lock();
+        if queue.broken.is_some() {
+            return;
+        }
+        let cause = cause.at(self.place.clone());
+        queue.broken = Some(cause.clone());
+        let jobs = std::mem::take(&mut queue.jobs);
+        drop(queue);
+        self.changed.notify_all();
+        self.engine.interrupt(&cause);
+        for job in jobs {
+            let place = self.place(job.call.kind(), job.seq);
+            let place = Place {
+                elapsed: Some(job.completer.enqueued().elapsed()),
+                ..place
+            };
+            job.completer
+                .complete(Err(Error::broken_by(&cause).at(place)));
+        }
+    }
+
+    /// The lane's thread.
+    fn work(&self) {
+        let mut queue = self.queue.lock();
+        loop {
+            if queue.busy {
+                self.changed.wait(&mut queue);
+                continue;
+            }
+            let Some(job) = queue.jobs.pop_front() else {
+                if queue.closed || queue.broken.is_some() {
+                    return;
+                }
+                self.changed.wait(&mut queue);
+                continue;
+            };
+            queue.busy = true;
+            drop(queue);
+            job.completer.start();
+            let result = self.run(job.call, job.seq, job.timeout, job.completer.enqueued());
+            job.completer.complete(result);
+            self.release();
+            queue = self.queue.lock();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Failing;
+
+    impl Engine for Failing {
+        fn run(&self, _: Call, _: &Turn) -> Result<Done> {
+            Err(Error::new(ErrorKind::PeerLost, "rank 1 is gone").from_peer(1))
+        }
+
+        fn interrupt(&self, _: &Error) {}
+    }
+
+    #[test]
+    fn an_operation_that_fails_by_itself_breaks_the_lane() {
+        for options in [CallOptions::blocking(), CallOptions::default()] {
+            let lane = Lane::new(Place::default(), Duration::from_secs(9), Arc::new(Failing));
+            let mut work = lane.submit(Call::Barrier, &options).unwrap();
+            let first = work.block(Duration::from_secs(9)).expect("no deadlock");
+            let first = first.unwrap_err();
+            assert_eq!(
+                (first.kind(), first.place().seq),
+                (ErrorKind::PeerLost, Some(0))
+            );
+            let later = lane.submit(Call::Barrier, &options).unwrap_err();
+            assert_eq!((later.kind(), later.peer()), (ErrorKind::Broken, Some(1)));
+        }
+    }
+}

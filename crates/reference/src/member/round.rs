@@ -1,0 +1,98 @@
+//! Collectives: one exchange of messages after the other, in the lane's turn.
+
+use parking_lot::MutexGuard;
+use phalanx_pg::{Call, Done, Engine, Error, ErrorKind, Result, Turn};
+
+use super::{Member, Phase, State, closed, has_left};
+use crate::collective::{self, Exchange};
+use crate::mailbox::{Data, Label};
+
+/// Collectives, in the thread of the [`Lane`](phalanx_pg::Lane).
+impl Engine for Member {
+    fn run(&self, call: Call, turn: &Turn) -> Result<Done> {
+        collective::run(call, &Round { member: self, turn })
+    }
+
+    fn interrupt(&self, cause: &Error) {
+        self.fail(cause);
+    }
+}
+
+/// A member during one collective.
+struct Round<'a> {
+    member: &'a Member,
+    turn: &'a Turn,
+}
+
+impl Exchange for Round<'_> {
+    fn rank(&self) -> usize {
+        self.member.rank
+    }
+
+    fn size(&self) -> usize {
+        self.member.size
+    }
+
+    fn exchange(&self, part: u32, outgoing: Vec<Data>) -> Result<Vec<Data>> {
+        let label = Label::Collective {
+            seq: self.turn.seq,
+            part,
+        };
+        let member = self.member;
+        let mut own = Data::default();
+        for (peer, data) in outgoing.into_iter().enumerate() {
+            match peer == member.rank {
+                true => own = data,
+                false => member.transport().send(peer, label, data, None),
+            }
+        }
+        let mut state = member.state.lock();
+        let mut came = Vec::with_capacity(member.size);
+        for peer in 0..member.size {
+            came.push(match peer == member.rank {
+                true => std::mem::take(&mut own),
+                false => self.receive(&mut state, peer, label)?,
+            });
+        }
+        Ok(came)
+    }
+}
+
+impl Round<'_> {
+    fn receive(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        peer: usize,
+        label: Label,
+    ) -> Result<Data> {
+        loop {
+            if let Some(letter) = state.mailbox.take(Some(peer), label) {
+                return Ok(letter.data);
+            }
+            match &state.phase {
+                Phase::Open => {}
+                Phase::Closed => return Err(closed()),
+                Phase::Broken(cause) => return Err(cause.clone()),
+            }
+            if state.gone[peer] {
+                return Err(has_left(peer));
+            }
+            let (arrived, deadline) = (&self.member.arrived, self.turn.deadline);
+            let late = arrived.wait_until(state, deadline).timed_out();
+            if late && !state.mailbox.holds(peer, label) && matches!(state.phase, Phase::Open) {
+                return Err(self.late(state, peer, label));
+            }
+        }
+    }
+
+    /// Names everybody who has not come; those before `first` have.
+    fn late(&self, state: &State, first: usize, label: Label) -> Error {
+        let missing = (first..self.member.size)
+            .filter(|&peer| peer != self.member.rank && !state.mailbox.holds(peer, label))
+            .map(|peer| peer.to_string());
+        let missing: Vec<String> = missing.collect();
+        let ranks = if missing.len() == 1 { "rank" } else { "ranks" };
+        let what = format!("{ranks} {} did not come in time", missing.join(", "));
+        Error::new(ErrorKind::Timeout, what).from_peer(first)
+    }
+}

@@ -1,0 +1,165 @@
+//! A process group of one's own: ranks of one host that exchange files in a directory.
+//!
+//! Slow, small and complete in what it offers, which is every collective on every element type in
+//! host memory. Sends and receives it does not have, and says so in its [`Capabilities`].
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `lib.rs` | the [`ProcessGroup`], and how it is registered |
+//! | `collective.rs` | every collective as exchanges of letters |
+//! | `room.rs` | one group's directory: letters, and the notice that ends the group |
+//! | `host.rs` | the directory of all groups, and who is alive |
+//!
+//! `docs/custom-backend.md` of Phalanx walks through it.
+#![forbid(unsafe_code)]
+
+mod collective;
+mod host;
+mod room;
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use phalanx::pg::registry::{self, GroupInit};
+use phalanx::pg::{
+    Call, CallKind, CallOptions, Capabilities, Engine, Error, ErrorKind, Lane, PeerDeath, Place,
+    ProcessGroup, RawWork, Result, check_members,
+};
+
+use host::Host;
+use room::Room;
+
+/// The name to give to [`phalanx::init_with`] or to `PHALANX_BACKEND`.
+pub const NAME: &str = "files";
+
+/// Makes the backend known to the process. Once.
+pub fn register() -> Result<()> {
+    registry::register(NAME, |init| Ok(FilesGroup::connect(init)?))
+}
+
+/// One rank of a group whose ranks exchange files.
+///
+/// May be used from many threads.
+#[derive(Debug)]
+pub struct FilesGroup {
+    name: String,
+    lane: Lane,
+    room: Arc<Room>,
+    host: Arc<Host>,
+    timeout: Duration,
+    /// Names given to splits so far.
+    splits: Mutex<HashSet<String>>,
+}
+
+impl FilesGroup {
+    /// Meets the other ranks in the store and opens the group of all.
+    pub fn connect(init: &GroupInit) -> Result<Arc<Self>> {
+        let host = Arc::new(Host::meet(init)?);
+        let dir = host.dir().join("world");
+        let members = (0..init.world_size).collect();
+        let room = Room::open(&host, dir, init.rank, members)?;
+        Ok(Self::new(&init.name, room, host, init.timeout))
+    }
+
+    fn new(name: &str, room: Room, host: Arc<Host>, timeout: Duration) -> Arc<Self> {
+        let room = Arc::new(room);
+        let place = Place::of_group(name, room.rank());
+        let engine = Arc::clone(&room) as Arc<dyn Engine>;
+        Arc::new(Self {
+            name: name.to_owned(),
+            lane: Lane::new(place, timeout, engine),
+            room,
+            host,
+            timeout,
+            splits: Mutex::default(),
+        })
+    }
+
+    /// The directory of the group `name` of these members of the world.
+    fn dir_of(&self, name: &str, members: &[usize]) -> PathBuf {
+        // The members are in it because disjoint groups may have the same name.
+        let mut dir = String::from("group-");
+        for byte in name.bytes() {
+            match byte.is_ascii_alphanumeric() {
+                true => dir.push(byte.into()),
+                false => dir.push_str(&format!("%{byte:02x}")),
+            }
+        }
+        for member in members {
+            dir.push_str(&format!("-{member}"));
+        }
+        self.room.dir().join(dir)
+    }
+}
+
+impl ProcessGroup for FilesGroup {
+    fn rank(&self) -> usize {
+        self.room.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.room.members().len()
+    }
+
+    fn backend(&self) -> &str {
+        NAME
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn global_ranks(&self) -> &[usize] {
+        self.room.members()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let mut known = Capabilities::all_on_host();
+        known.calls = known.calls.without(CallKind::Send).without(CallKind::Recv);
+        known.recv_any = false;
+        known.on_peer_death = PeerDeath::Error;
+        known
+    }
+
+    fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    fn submit(&self, call: Call, options: &CallOptions) -> Result<RawWork> {
+        self.lane.submit(call, options)
+    }
+
+    fn split(&self, ranks: &[usize], name: &str) -> Result<Option<Arc<dyn ProcessGroup>>> {
+        let here = |err: Error| err.at(Place::of_group(&self.name, self.rank()));
+        check_members(ranks, self.size()).map_err(here)?;
+        let Some(rank) = ranks.iter().position(|&rank| rank == self.rank()) else {
+            return Ok(None);
+        };
+        self.lane.check_usable()?;
+        let mut splits = self.splits.lock().unwrap_or_else(PoisonError::into_inner);
+        if !splits.insert(name.to_owned()) {
+            let what = format!("a group {name:?} has been split from this one before");
+            return Err(here(Error::invalid(what)));
+        }
+        let members: Vec<usize> = ranks.iter().map(|&rank| self.global_ranks()[rank]).collect();
+        let dir = self.dir_of(name, &members);
+        let room = Room::open(&self.host, dir, rank, members).map_err(here)?;
+        let name = format!("{}/{name}", self.name);
+        Ok(Some(Self::new(&name, room, Arc::clone(&self.host), self.timeout)))
+    }
+
+    fn abort(&self, reason: &str) {
+        self.lane.fail(Error::new(ErrorKind::Aborted, reason));
+    }
+
+    fn shutdown(&self) -> Result<()> {
+        self.submit(Call::Barrier, &CallOptions::blocking())?.wait()?;
+        self.lane.close(self.timeout)
+    }
+
+    fn sequence(&self) -> u64 {
+        self.lane.sequence()
+    }
+}
