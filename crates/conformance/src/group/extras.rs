@@ -28,6 +28,10 @@ pub(super) const CASES: &[Case] = &[
         body: slices,
     },
     Case {
+        name: "slices and buffers meet in one operation",
+        body: slices_and_buffers,
+    },
+    Case {
         name: "a monitored barrier lets everybody through",
         body: monitored,
     },
@@ -139,6 +143,26 @@ fn slices(bench: &Bench) -> Outcome {
         .allgather_slice(&[bench.rank() as i16])
         .expect("succeeds");
     assert_eq!(all, (0..n as i16).collect::<Vec<_>>());
+    Ok(())
+}
+
+fn slices_and_buffers(bench: &Bench) -> Outcome {
+    bench.needs(COLLECTIVES)?;
+    for (round, len) in [1, 100, 20_000].into_iter().enumerate() {
+        let mut numbers = vec![bench.rank() as f32; len];
+        match (bench.rank() + round).is_multiple_of(2) {
+            true => {
+                let done = bench.group.allreduce_in_place(&mut numbers, ReduceOp::Max);
+                done.expect("succeeds");
+            }
+            false => {
+                let buf = Buffer::from_vec(numbers);
+                let max = bench.group.allreduce(buf, ReduceOp::Max).expect("accepted");
+                numbers = values(&max.wait().expect("succeeds"));
+            }
+        }
+        assert!(numbers.iter().all(|&x| x == (bench.size() - 1) as f32));
+    }
     Ok(())
 }
 
