@@ -10,8 +10,6 @@ mod session;
 pub mod state;
 pub mod wire;
 
-pub(crate) use connection::resolve;
-
 pub use client::{TcpStore, TcpStoreOptions};
 pub(crate) use connection::resolve;
 pub use server::TcpStoreServer;
