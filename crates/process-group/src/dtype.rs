@@ -85,16 +85,38 @@ impl fmt::Display for DType {
 ///
 /// Plain old data, so that any bytes that arrive are a value of it. `bool` is not; elements of
 /// [`DType::Bool`] are read as `u8`, zero or one.
-pub trait Element: Pod + Send + Sync + PartialEq + fmt::Debug {
+///
+/// Sealed: [`Buffer`](crate::Buffer) relies on its size and alignment being those of its
+/// [`DType`].
+///
+/// ```compile_fail,E0277
+/// #[derive(Debug, Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+/// #[repr(C)]
+/// struct Big([u8; 512]);
+///
+/// impl phalanx_pg::Element for Big {
+///     const DTYPE: phalanx_pg::DType = phalanx_pg::DType::U8;
+/// }
+/// ```
+pub trait Element: sealed::Sealed + Pod + Send + Sync + PartialEq + fmt::Debug {
     /// The element type it is.
     const DTYPE: DType;
 }
 
+mod sealed {
+    /// Keeps [`Element`](super::Element) to the types listed here.
+    pub trait Sealed {}
+}
+
 macro_rules! elements {
     ($($type:ty => $dtype:ident),* $(,)?) => {
-        $(impl Element for $type {
-            const DTYPE: DType = DType::$dtype;
-        })*
+        $(
+            impl sealed::Sealed for $type {}
+
+            impl Element for $type {
+                const DTYPE: DType = DType::$dtype;
+            }
+        )*
     };
 }
 
@@ -195,5 +217,21 @@ impl fmt::Display for Device {
             Self::Cpu => f.write_str("cpu"),
             Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fits<T: Element>() -> bool {
+        size_of::<T>() == T::DTYPE.size() && align_of::<T>() <= T::DTYPE.size()
+    }
+
+    #[test]
+    fn every_element_has_the_size_of_its_type() {
+        assert!(fits::<f16>() && fits::<bf16>() && fits::<f32>() && fits::<f64>());
+        assert!(fits::<i8>() && fits::<u8>() && fits::<i16>() && fits::<i32>() && fits::<i64>());
+        assert!(fits::<Complex<f32>>());
     }
 }

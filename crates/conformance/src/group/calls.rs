@@ -1,9 +1,11 @@
 //! Every call with every element type, operator, size, memory and mode.
 
-use phalanx_pg::{Buffer, Call, CallKind, DType, Frozen, Payload, ReduceOp};
+use phalanx_pg::{
+    Buffer, Call, CallKind, CallOptions, DType, Frozen, Payload, ProcessGroupExt, RawWork, ReduceOp,
+};
 
 use super::inputs::{Memory, fill, input, reduced, sizes};
-use super::{Bench, Case, Level, Outcome, Skip, submit};
+use super::{Bench, Case, Level, Outcome, Skip};
 
 pub(super) const CASES: &[Case] = &[
     Case {
@@ -60,28 +62,24 @@ struct Combination {
     len: usize,
     memory: Memory,
     root: usize,
-    /// Chooses inputs and modes.
+    blocking: bool,
+    /// Chooses inputs.
     round: usize,
 }
 
 /// Calls `each` with the combinations of the level that the backend knows; says what it does not.
 ///
-/// Everything is each size in each kind of memory with each mode, for each type and operator. The
-/// sample steps through sizes, memory and roots at different paces while it goes through types
-/// and operators, so that over a case every pair of properties occurs. Ranks use different memory.
+/// Ranks use different memory and modes in one operation.
 fn combinations(bench: &Bench, reducing: bool, mut each: impl FnMut(Combination)) -> Outcome {
     let known = bench.group.capabilities();
-    let ops: &[ReduceOp] = if reducing {
-        &ReduceOp::ALL
-    } else {
-        &[ReduceOp::Sum]
+    let ops: &[ReduceOp] = match reducing {
+        true => &ReduceOp::ALL,
+        false => &[ReduceOp::Sum],
     };
-    let limit = if bench.level == Level::Full {
-        FULL_LIMIT
-    } else {
-        SAMPLE_LIMIT
-    };
-    let sizes = sizes(limit);
+    let sizes = sizes(match bench.level {
+        Level::Full => FULL_LIMIT,
+        Level::Sample => SAMPLE_LIMIT,
+    });
     let mut round = 0;
     let mut unknown = Vec::new();
     for dtype in DType::ALL {
@@ -93,24 +91,15 @@ fn combinations(bench: &Bench, reducing: bool, mut each: impl FnMut(Combination)
                 unknown.push(format!("{dtype}/{}", op.name()));
                 continue;
             }
-            let product = sizes.len() * Memory::ALL.len();
-            let repeats = match bench.level {
-                Level::Full => 2 * product,
-                Level::Sample => 3,
-            };
-            for i in 0..repeats {
-                if i == product {
-                    // The same once more, each in the other mode.
-                    round += 1;
-                }
-                let memory = Memory::ALL[(round / 2 + bench.rank()) % Memory::ALL.len()];
-                let (len, root) = (sizes[(round * 5) % sizes.len()], round % bench.size());
+            for _ in 0..repeats(bench.level, sizes.len()) {
+                let choice = choose(round, sizes.len());
                 each(Combination {
                     dtype,
                     op,
-                    len,
-                    memory,
-                    root,
+                    len: sizes[choice.size],
+                    memory: Memory::ALL[(choice.memory + bench.rank()) % Memory::ALL.len()],
+                    blocking: (choice.mode + bench.rank()).is_multiple_of(2),
+                    root: round % bench.size(),
                     round,
                 });
                 round += 1;
@@ -120,6 +109,40 @@ fn combinations(bench: &Bench, reducing: bool, mut each: impl FnMut(Combination)
     match unknown.is_empty() {
         true => Ok(()),
         false => Err(Skip(format!("passed, but without {}", unknown.join(", ")))),
+    }
+}
+
+const MODES: usize = 2;
+
+/// Which size, memory and mode a round has.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Choice {
+    size: usize,
+    memory: usize,
+    mode: usize,
+}
+
+/// Rounds per element type and operator.
+fn repeats(level: Level, sizes: usize) -> usize {
+    match level {
+        Level::Full => sizes * Memory::ALL.len() * MODES,
+        Level::Sample => 3,
+    }
+}
+
+/// Steps through all combinations of size, memory and mode, each once before the first comes
+/// again, in an order in which neighbours have little in common.
+fn choose(round: usize, sizes: usize) -> Choice {
+    let all = sizes * Memory::ALL.len() * MODES;
+    let step = [7, 11, 13, 17, 19, 23]
+        .into_iter()
+        .find(|&step| !all.is_multiple_of(step))
+        .expect("no list of sizes is a multiple of all these primes");
+    let index = round * step % all;
+    Choice {
+        size: index % sizes,
+        memory: index / sizes % Memory::ALL.len(),
+        mode: index / sizes / Memory::ALL.len(),
     }
 }
 
@@ -140,9 +163,19 @@ impl Combination {
         self.buffer(bench, &vec![1; self.len * parts * self.dtype.size()])
     }
 
+    fn submit(&self, bench: &Bench, call: Call) -> RawWork {
+        let kind = call.kind();
+        let options = match self.blocking {
+            true => CallOptions::blocking(),
+            false => CallOptions::default(),
+        };
+        let work = bench.group.call(call, &options);
+        work.unwrap_or_else(|err| panic!("{kind} {self:?}: {err}"))
+    }
+
     fn run(&self, bench: &Bench, call: Call) -> Option<Buffer> {
         let kind = call.kind();
-        let done = submit(bench, call, self.round).wait();
+        let done = self.submit(bench, call).wait();
         done.unwrap_or_else(|err| panic!("{kind} {self:?}: {err}"))
             .buffer
     }
@@ -384,7 +417,7 @@ fn batches(bench: &Bench) -> Outcome {
             buf: c.input(bench, 1),
             op: c.op,
         });
-        let done = submit(bench, Call::Batch(calls.into()), c.round).wait();
+        let done = c.submit(bench, Call::Batch(calls.into())).wait();
         let done = done.unwrap_or_else(|err| panic!("batch of allreduce {c:?}: {err}"));
         assert_eq!(done.parts.len(), 2);
         for (c, part) in pair.iter().zip(done.parts) {
@@ -395,10 +428,37 @@ fn batches(bench: &Bench) -> Outcome {
             input: c.input(bench, 1).freeze(),
             output: c.room(bench, bench.size()),
         });
-        let done = submit(bench, Call::Batch(calls.into()), c.round).wait();
+        let done = c.submit(bench, Call::Batch(calls.into())).wait();
         let done = done.unwrap_or_else(|err| panic!("batch of allgather {c:?}: {err}"));
         for (c, part) in pair.iter().zip(done.parts) {
             c.expect(bench, part.buffer, &c.all_inputs(bench));
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn everything_is_every_size_in_every_memory_and_mode() {
+        let sizes = sizes(FULL_LIMIT).len();
+        let rounds = repeats(Level::Full, sizes);
+        let seen: HashSet<Choice> = (0..rounds).map(|round| choose(round, sizes)).collect();
+        assert_eq!(seen.len(), rounds);
+    }
+
+    #[test]
+    fn the_sample_of_the_shortest_case_has_every_size_memory_and_mode() {
+        let sizes = sizes(SAMPLE_LIMIT).len();
+        // A case that reduces nothing has only the element types to go through.
+        let rounds = DType::ALL.len() * repeats(Level::Sample, sizes);
+        let choices: Vec<Choice> = (0..rounds).map(|round| choose(round, sizes)).collect();
+        let count = |of: fn(&Choice) -> usize| choices.iter().map(of).collect::<HashSet<_>>().len();
+        assert_eq!(count(|c| c.size), sizes);
+        assert_eq!(count(|c| c.memory), Memory::ALL.len());
+        assert_eq!(count(|c| c.mode), MODES);
+    }
 }

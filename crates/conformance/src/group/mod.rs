@@ -38,7 +38,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use phalanx_pg::{Call, CallKind, CallOptions, ProcessGroup, ProcessGroupExt};
+use phalanx_pg::{CallKind, CallOptions, ProcessGroup, ProcessGroupExt};
 
 pub use faults::survive;
 
@@ -210,12 +210,4 @@ fn mixed_options(rank: usize, round: usize) -> CallOptions {
         true => CallOptions::blocking(),
         false => CallOptions::default(),
     }
-}
-
-fn submit(bench: &Bench, call: Call, round: usize) -> phalanx_pg::RawWork {
-    let kind = call.kind();
-    bench
-        .group
-        .call(call, &mixed_options(bench.rank(), round))
-        .unwrap_or_else(|err| panic!("{kind}: {err}"))
 }
