@@ -21,8 +21,9 @@
 //! ```
 //!
 //! What a backend's [`Capabilities`](phalanx_pg::Capabilities) exclude is not asked of it, but
-//! printed and counted. [`Level::Sample`] covers pairs of call, element type, operator, size,
-//! memory and mode in minutes; [`Level::Full`] runs the whole product.
+//! printed and counted. [`Level::Sample`] runs every element type and operator of every call with a
+//! few sizes, kinds of memory and modes each, and every one of those in every case; [`Level::Full`]
+//! runs them all with each other.
 //!
 //! A rank that dies cannot be tested from inside a rank; [`survive`] is what the others run.
 
@@ -45,7 +46,7 @@ pub use faults::survive;
 /// How much of the product of calls, types, operators, sizes, memory and modes to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
-    /// A sample in which every pair of properties occurs; minutes at most.
+    /// A sample in which every property occurs in every case, not every pair; minutes at most.
     Sample,
     /// Everything, on up to 2^21 elements; for soak runs.
     Full,
