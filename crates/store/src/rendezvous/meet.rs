@@ -55,8 +55,28 @@ const CHUNK: usize = 64;
 
 const FOREIGN_KEYS: &str = "another program uses the same keys of this store";
 
+/// Why the ranks did not meet in a store.
+#[derive(Debug)]
+pub(super) enum NotMet {
+    /// It is not the store of this meeting but of an earlier one that is about to close, or it
+    /// closed before this rank had registered. The right one may be at the same address soon.
+    Elsewhere(StoreError),
+    /// They will not.
+    Failed(StoreError),
+}
+
+impl From<StoreError> for NotMet {
+    fn from(err: StoreError) -> Self {
+        Self::Failed(err)
+    }
+}
+
 /// Waits for all ranks; returns the prefix of the keys that only they use.
-pub(super) fn meet(store: &Arc<dyn Store>, guest: &Guest, deadline: Deadline) -> Result<String> {
+pub(super) fn meet(
+    store: &Arc<dyn Store>,
+    guest: &Guest,
+    deadline: Deadline,
+) -> Result<String, NotMet> {
     let root = match &guest.run_id {
         Some(id) => format!("phalanx/run_{id}"),
         None => "phalanx".to_owned(),
@@ -67,7 +87,8 @@ pub(super) fn meet(store: &Arc<dyn Store>, guest: &Guest, deadline: Deadline) ->
         deadline,
     };
     loop {
-        let attempt = meeting.newest_attempt(&root)?;
+        let attempt = meeting.newest_attempt(&root);
+        let attempt = attempt.map_err(|err| meeting.closed_early(err))?;
         if attempt != guest.attempt {
             tracing::info!(own = guest.attempt, attempt, "others are further on");
         }
@@ -75,10 +96,10 @@ pub(super) fn meet(store: &Arc<dyn Store>, guest: &Guest, deadline: Deadline) ->
             return Ok(round.key(&format!("world_{}", guest.world_size)));
         }
         if deadline.passed() {
-            return Err(StoreError::Rendezvous(format!(
+            return Err(NotMet::Failed(StoreError::Rendezvous(format!(
                 "the ranks did not settle on one attempt within {}; do all hosts run the same job?",
                 time_text(guest.limit)
-            )));
+            ))));
         }
     }
 }
@@ -185,13 +206,18 @@ impl Meeting<'_> {
     }
 
     /// Meets in the first round that is not over. `None`: a newer attempt has begun.
-    fn join_attempt(&self, attempt_root: &str) -> Result<Option<Round>> {
+    fn join_attempt(&self, attempt_root: &str) -> Result<Option<Round>, NotMet> {
         for number in 0..MAX_ROUNDS {
             let round = Round::new(attempt_root, number);
-            let verdict = match self.verdict_now(&round)? {
+            let known = self.verdict_now(&round);
+            let verdict = match known.map_err(|err| self.closed_early(err))? {
                 None => self.join(&round)?,
                 Some(Verdict::Met) => {
-                    self.may_meet_again(&round)?;
+                    let again = self.may_meet_again(&round);
+                    again.map_err(|err| self.closed_early(err))?;
+                    if self.guest.fresh_store {
+                        return Err(NotMet::Elsewhere(self.still_open()));
+                    }
                     continue;
                 }
                 Some(Verdict::Failed(why)) => {
@@ -213,12 +239,32 @@ impl Meeting<'_> {
             return match verdict {
                 Verdict::Met => Ok(Some(round)),
                 Verdict::Moved => Ok(None),
-                Verdict::Failed(why) => Err(self.give_up(&round, why)),
+                Verdict::Failed(why) => Err(NotMet::Failed(self.give_up(&round, why))),
             };
         }
-        Err(StoreError::Rendezvous(format!(
+        Err(NotMet::Failed(StoreError::Rendezvous(format!(
             "{MAX_ROUNDS} meetings were held below {attempt_root:?} already; restart the store"
-        )))
+        ))))
+    }
+
+    /// What an error means for a rank that has not registered yet: a store that rank 0 serves for
+    /// one meeting may have been that of the meeting before, whose last guest has just left.
+    fn closed_early(&self, err: StoreError) -> NotMet {
+        match err {
+            StoreError::Connection { .. } if self.guest.fresh_store && !self.guest.serves => {
+                NotMet::Elsewhere(err)
+            }
+            other => NotMet::Failed(other),
+        }
+    }
+
+    /// Rank 0 serves one store per meeting, and this one's is over.
+    fn still_open(&self) -> StoreError {
+        StoreError::Rendezvous(format!(
+            "rank 0 still serves the store of the meeting before and did not open a new one \
+             within {}; has it shut its group down and dropped it?",
+            time_text(self.guest.limit)
+        ))
     }
 
     fn verdict_now(&self, round: &Round) -> Result<Option<Verdict>> {

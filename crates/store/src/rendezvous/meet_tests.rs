@@ -11,12 +11,14 @@ fn guest(rank: usize, world_size: usize) -> Guest {
         limit: Duration::from_secs(20),
         fresh_store: true,
         serves: false,
-        shared: "MASTER_PORT",
+        shared: "MASTER_PORT and PHALANX_TOKEN",
     }
 }
 
 fn enter(store: &Arc<dyn Store>, guest: &Guest) -> Result<String> {
-    meet(store, guest, Deadline::after(guest.limit))
+    meet(store, guest, Deadline::after(guest.limit)).map_err(|err| match err {
+        NotMet::Elsewhere(err) | NotMet::Failed(err) => err,
+    })
 }
 
 /// All guests at once, each on a thread; their results in the same order.
@@ -149,7 +151,7 @@ fn a_change_of_membership_is_a_new_round() {
 fn a_missing_rank_is_named_to_all() {
     let store = new_store();
     let expected = "rank 3 did not join within 300 ms (joined: 0,1,2); is it started with the \
-                    same MASTER_PORT?";
+                    same MASTER_PORT and PHALANX_TOKEN?";
     std::thread::scope(|scope| {
         let patient = scope.spawn(|| enter_all(&store, &[guest(0, 4), guest(1, 4)]));
         let first = [0, 1].map(|rank| format!("phalanx/attempt_0/round_0/rank_{rank}"));
@@ -222,10 +224,31 @@ fn a_second_process_after_the_meeting_fails_alone() {
 }
 
 #[test]
-fn a_process_may_meet_again() {
+fn a_process_may_meet_again_in_a_store_that_outlives_the_meeting() {
     let store = new_store();
-    let first = enter(&store, &guest(0, 1)).unwrap();
-    assert_ne!(enter(&store, &guest(0, 1)).unwrap(), first);
+    let lasting = Guest {
+        fresh_store: false,
+        ..guest(0, 1)
+    };
+    let first = enter(&store, &lasting).unwrap();
+    assert_ne!(enter(&store, &lasting).unwrap(), first);
+}
+
+#[test]
+fn the_store_of_the_meeting_before_is_not_the_place_of_the_next() {
+    let store = new_store();
+    let first = guest(0, 1);
+    enter(&store, &first).unwrap();
+    let again = guest(0, 1);
+    let err = meet(&store, &again, Deadline::after(again.limit)).unwrap_err();
+    let NotMet::Elsewhere(err) = err else {
+        panic!("{err:?}");
+    };
+    let text = err.to_string();
+    assert!(
+        text.contains("still serves the store of the meeting before"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -33,10 +33,13 @@ mod vars;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use env::{JobKey, Launcher, LauncherEnv, MeetingPoint};
 pub use timeout::Timeouts;
 
+use self::meet::NotMet;
+use self::open::Place;
 use self::vars::{Lookup, Vars, shown};
 use crate::deadline::Deadline;
 use crate::error::{Result, StoreError};
@@ -47,6 +50,9 @@ use crate::token::JobToken;
 
 /// Where the store that rank 0 serves listens, if not at `MASTER_ADDR`.
 const BIND_VAR: &str = "PHALANX_STORE_BIND";
+
+/// How long a rank waits before it looks again whether the place of its meeting is there.
+const COME_BACK: Duration = Duration::from_millis(10);
 
 /// What a meeting needs beside the place: how long to wait, and whom to let in.
 #[derive(Debug, Clone, Default)]
@@ -180,21 +186,7 @@ pub fn join(env: LauncherEnv, options: &RendezvousOptions) -> Result<Rendezvous>
              MASTER_PORT"
         );
     }
-    let limit = options.timeouts.store();
-    let deadline = Deadline::after(limit);
-    let place = open::open(&env, options, deadline)?;
-    let guest = meet::Guest {
-        rank: env.rank,
-        world_size: env.world_size,
-        attempt: env.restart_count,
-        run_id: env.run_id.clone(),
-        who: host::Identity::mine(),
-        limit,
-        fresh_store: place.fresh,
-        serves: place.server.is_some(),
-        shared: place.shared,
-    };
-    let prefix = meet::meet(&place.store, &guest, deadline)?;
+    let (place, prefix) = meet_somewhere(&env, options)?;
     tracing::debug!(rank = env.rank, world_size = env.world_size, %prefix, "all ranks have met");
     Ok(Rendezvous {
         store: Arc::new(PrefixStore::new(prefix, Arc::clone(&place.store))),
@@ -204,6 +196,44 @@ pub fn join(env: LauncherEnv, options: &RendezvousOptions) -> Result<Rendezvous>
         local_ip: place.local_ip,
         server: place.server,
     })
+}
+
+/// Goes where the ranks meet, as often as it takes to find the place of this meeting.
+///
+/// A rank that ended its group and begins the next may come back to the same address before rank 0
+/// has closed the store of the group before.
+fn meet_somewhere(env: &LauncherEnv, options: &RendezvousOptions) -> Result<(Place, String)> {
+    let deadline = Deadline::after(options.timeouts.store());
+    loop {
+        match meet_once(env, options, deadline) {
+            Ok(met) => return Ok(met),
+            Err(NotMet::Failed(err)) => return Err(err),
+            Err(NotMet::Elsewhere(err)) if deadline.passed() => return Err(err),
+            Err(NotMet::Elsewhere(err)) => tracing::debug!("not the place of this meeting: {err}"),
+        }
+        std::thread::sleep(COME_BACK.min(deadline.left()));
+    }
+}
+
+fn meet_once(
+    env: &LauncherEnv,
+    options: &RendezvousOptions,
+    deadline: Deadline,
+) -> Result<(Place, String), NotMet> {
+    let place = open::open(env, options, deadline)?;
+    let guest = meet::Guest {
+        rank: env.rank,
+        world_size: env.world_size,
+        attempt: env.restart_count,
+        run_id: env.run_id.clone(),
+        who: host::Identity::mine(),
+        limit: options.timeouts.store(),
+        fresh_store: place.fresh,
+        serves: place.server.is_some(),
+        shared: place.shared,
+    };
+    let prefix = meet::meet(&place.store, &guest, deadline)?;
+    Ok((place, prefix))
 }
 
 #[cfg(test)]

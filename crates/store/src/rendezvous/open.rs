@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::env::{Launcher, LauncherEnv, MeetingPoint};
+use super::meet::NotMet;
 use super::{BIND_VAR, RendezvousOptions, host};
 use crate::deadline::Deadline;
 use crate::error::{Result, StoreError};
@@ -30,7 +31,7 @@ pub(super) fn open(
     env: &LauncherEnv,
     options: &RendezvousOptions,
     deadline: Deadline,
-) -> Result<Place> {
+) -> Result<Place, NotMet> {
     match &env.meeting {
         MeetingPoint::Alone => {
             let store = HashStore::new();
@@ -52,7 +53,14 @@ pub(super) fn open(
             let server = serves
                 .then(|| serve(env, host, *port, options, deadline))
                 .transpose()?;
-            let store = connect(env, host, *port, server.as_ref(), options, deadline)?;
+            let store = connect(env, host, *port, server.as_ref(), options, deadline);
+            let store = store.map_err(|err| match err {
+                // It was there a moment ago: the store of the meeting before, that has closed.
+                StoreError::Connection { .. } if !agent_hosted && server.is_none() => {
+                    NotMet::Elsewhere(err)
+                }
+                other => NotMet::Failed(other),
+            })?;
             let local_ip = match &server {
                 // Its own connection does not leave the host; others reach it as MASTER_ADDR says.
                 Some(_) => resolve(host, *port, deadline)
@@ -66,13 +74,15 @@ pub(super) fn open(
                 local_ip,
                 fresh: !agent_hosted,
                 shared: match env.launcher {
-                    Launcher::Url => "URL",
-                    _ => "MASTER_PORT",
+                    Launcher::Url => "URL and PHALANX_TOKEN",
+                    _ => "MASTER_PORT and PHALANX_TOKEN",
                 },
             })
         }
-        MeetingPoint::LocalFile { job } => file(&host::meeting_file(job)?, env, options, "job id"),
-        MeetingPoint::File { path } => file(path, env, options, "file"),
+        MeetingPoint::LocalFile { job } => {
+            Ok(file(&host::meeting_file(job)?, env, options, "job id")?)
+        }
+        MeetingPoint::File { path } => Ok(file(path, env, options, "file")?),
     }
 }
 

@@ -178,8 +178,8 @@ fn everyone_learns_who_is_missing_before_the_server_goes() {
             .unwrap_err()
             .to_string()
     });
-    let expected =
-        "rank 3 did not join within 1 s (joined: 0,1,2); is it started with the same URL?";
+    let expected = "rank 3 did not join within 1 s (joined: 0,1,2); is it started with the same URL and \
+         PHALANX_TOKEN?";
     assert_eq!(texts, [expected; 3]);
 }
 

@@ -22,6 +22,8 @@ const TOKEN_LIMIT: Duration = Duration::from_secs(2);
 /// After this many refused handshakes over at least [`REFUSAL_TIME`] the answer is final.
 const REFUSALS: u32 = 5;
 const REFUSAL_TIME: Duration = Duration::from_secs(2);
+/// As many servers as close while a token is proved are none that end by chance.
+const CLOSINGS: u32 = 3;
 const NO_TOKENS: &str =
     "this server does not know job tokens; unset PHALANX_TOKEN to use a PyTorch store";
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -48,6 +50,9 @@ pub(super) enum Failure {
     NotThere(String),
     /// Somebody listens but did not shake hands.
     Refused(String),
+    /// It closed the connection while the token was proved: it knows no tokens or another one, or
+    /// it was just about to end.
+    Closing(StoreError),
     /// Trying again will not help.
     Final(StoreError),
 }
@@ -56,13 +61,20 @@ impl Connection {
     /// Dials until somebody answers as a store or the deadline passes.
     pub(super) fn open(options: &TcpStoreOptions, deadline: Deadline) -> Result<Self> {
         let mut pause = FIRST_PAUSE;
-        let (mut attempts, mut refusals) = (0, 0);
+        let (mut attempts, mut refusals, mut closings) = (0, 0, 0);
         let mut last = String::new();
         loop {
             attempts += 1;
             let failure = match Self::open_once(options, deadline) {
                 Ok(connection) => return Ok(connection),
                 Err(Failure::Final(err)) => return Err(err),
+                Err(Failure::Closing(err)) => {
+                    closings += 1;
+                    if closings >= CLOSINGS {
+                        return Err(err);
+                    }
+                    err.to_string()
+                }
                 Err(Failure::NotThere(why)) => why,
                 Err(Failure::Refused(why)) => {
                     refusals += 1;
@@ -102,6 +114,7 @@ impl Connection {
         };
         match connection.shake_hands(options.token.as_ref(), deadline) {
             Ok(()) => Ok(connection),
+            Err(err @ StoreError::Token { .. }) if connection.closed => Err(Failure::Closing(err)),
             Err(err @ StoreError::Token { .. }) => Err(Failure::Final(err)),
             Err(err) => Err(Failure::Refused(err.to_string())),
         }
@@ -191,7 +204,10 @@ impl Connection {
                     }
                 }
                 Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
-                Err(err) => return Err(self.fail(op, &describe(&err))),
+                Err(err) => {
+                    self.closed = is_end(&err);
+                    return Err(self.fail(op, &describe(&err)));
+                }
             }
         }
         self.output.clear();
@@ -296,7 +312,7 @@ impl Connection {
             Err(err) if err.kind() == io::ErrorKind::WouldBlock => Ok(()),
             Err(err) if err.kind() == io::ErrorKind::Interrupted => Ok(()),
             Err(err) => {
-                self.closed = err.kind() == io::ErrorKind::ConnectionReset;
+                self.closed = is_end(&err);
                 Err(self.fail(op, &describe(&err)))
             }
         }
@@ -343,12 +359,16 @@ impl Connection {
     }
 }
 
+/// Whether the other side has closed the connection.
+fn is_end(err: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset};
+    matches!(err.kind(), ConnectionReset | BrokenPipe)
+}
+
 fn describe(err: &io::Error) -> String {
-    match err.kind() {
-        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
-            format!("the server went away ({err})")
-        }
-        _ => err.to_string(),
+    match is_end(err) {
+        true => format!("the server went away ({err})"),
+        false => err.to_string(),
     }
 }
 
