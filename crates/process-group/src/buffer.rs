@@ -199,26 +199,31 @@ impl Buffer {
     }
 
     /// Number of elements.
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Whether there are no elements.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// Number of bytes.
+    #[inline]
     pub fn byte_len(&self) -> usize {
         self.len * self.dtype.size()
     }
 
     /// Type of the elements.
+    #[inline]
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
     /// Where the memory is.
+    #[inline]
     pub fn device(&self) -> Device {
         self.storage.device
     }
@@ -234,6 +239,7 @@ impl Buffer {
     }
 
     /// Bytes from the start of the block that [`owner`](Buffer::owner) keeps alive.
+    #[inline]
     pub fn offset(&self) -> usize {
         self.offset
     }
@@ -241,6 +247,7 @@ impl Buffer {
     /// The address, for backends that hand it to a library or a device.
     ///
     /// Reading and writing through it follows the rules of `&Buffer` and `&mut Buffer`.
+    #[inline]
     pub fn as_ptr(&self) -> NonNull<u8> {
         debug_assert!(self.offset + self.byte_len() <= self.storage.bytes);
         // SAFETY: offset is at most the block's length (kept by split_at and unsplit), so the

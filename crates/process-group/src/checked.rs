@@ -8,7 +8,7 @@ use parking_lot::{Mutex, MutexGuard};
 use phalanx_store::Deadline;
 
 use crate::call::{Call, CallKind, CallOptions, explicit_counts};
-use crate::delegate::delegate_description;
+use crate::delegate_description;
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind, Place, Result};
 use crate::fingerprint::{Fingerprint, decode_numbers};
@@ -62,7 +62,9 @@ impl Checked {
     /// Checks the calls of `group`. A collective call: splits off the group for the checks.
     pub fn new(group: Arc<dyn ProcessGroup>) -> Result<Arc<Self>> {
         let all: Vec<usize> = (0..group.size()).collect();
-        let side = group.split(&all, "checked")?;
+        // A name that no program gives, and a new one for every wrapper.
+        let name = format!("phalanx:checked:{}", group.sequence());
+        let side = group.split(&all, &name)?;
         let side = side.ok_or_else(|| {
             Error::new(
                 ErrorKind::Backend,
@@ -118,9 +120,14 @@ impl Checked {
         let checked = self.compare(call, mine, history, deadline);
         checked.map_err(|err| {
             let err = self.place(err, call.kind(), deadline);
-            if !err.leaves_group_usable() {
+            let over = !err.leaves_group_usable() && err.kind() != ErrorKind::Closed;
+            if over {
                 history.broken = Some(err.clone());
-                // Only the group: its side still tells the others who is missing.
+            }
+            // Who has left the side has left the group too, and it finds that out in its own order:
+            // a slower rank may still need what was sent before. Only the group is aborted, for its
+            // side still tells the others who is missing.
+            if over && !matches!(err.kind(), ErrorKind::Aborted | ErrorKind::PeerLost) {
                 self.inner.abort(&err.to_string());
             }
             err
@@ -151,7 +158,7 @@ impl Checked {
             .map(|bytes| Fingerprint::decode(bytes))
             .collect::<Result<_>>()?;
         history.last = all.iter().copied().map(Some).collect();
-        if let Some(err) = mismatch(&all, self.rank()) {
+        if let Some(err) = Fingerprint::mismatch(&all, self.rank()) {
             return Err(err);
         }
         if mine.is_alltoall() {
@@ -257,45 +264,6 @@ impl Absent {
                 }
             }
         }
-    }
-}
-
-/// The error that shows both sides, if ranks differ.
-fn mismatch(all: &[Fingerprint], me: usize) -> Option<Error> {
-    let mine = all[me];
-    let mut others: Vec<(Fingerprint, Vec<usize>)> = Vec::new();
-    for (rank, &theirs) in all
-        .iter()
-        .enumerate()
-        .filter(|(_, theirs)| **theirs != mine)
-    {
-        match others.iter_mut().find(|(call, _)| *call == theirs) {
-            Some((_, ranks)) => ranks.push(rank),
-            None => others.push((theirs, vec![rank])),
-        }
-    }
-    let first = others.first()?.1[0];
-    let mut aspects = Vec::new();
-    let mut sides = Vec::new();
-    for (theirs, ranks) in &others {
-        mine.differences(theirs, &mut aspects);
-        sides.push(format!("{} called {theirs}", name_ranks(ranks)));
-    }
-    let what = format!(
-        "{}, this rank ({me}) called {mine}; they differ in: {}",
-        sides.join(", "),
-        aspects.join(", ")
-    );
-    Some(Error::new(ErrorKind::Mismatch, what).from_peer(first))
-}
-
-fn name_ranks(ranks: &[usize]) -> String {
-    const SHOWN: usize = 8;
-    let names: Vec<String> = ranks.iter().take(SHOWN).map(usize::to_string).collect();
-    match ranks.len() {
-        1 => format!("rank {}", names[0]),
-        len if len <= SHOWN => format!("ranks {}", names.join(", ")),
-        len => format!("ranks {} and {} more", names.join(", "), len - SHOWN),
     }
 }
 

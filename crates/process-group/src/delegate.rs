@@ -1,7 +1,50 @@
 //! What every wrapper passes on unchanged.
 
 /// The methods of [`ProcessGroup`](crate::ProcessGroup) that only describe a group or allocate,
-/// answered by the group in the given field.
+/// answered by the group in the given field: what a wrapper of your own need not write.
+///
+/// ```
+/// use std::sync::Arc;
+/// use phalanx_pg::{Call, CallOptions, FakeGroup, ProcessGroup, ProcessGroupExt, RawWork, Result};
+///
+/// /// Says what is called.
+/// #[derive(Debug)]
+/// struct Loud {
+///     inner: Arc<dyn ProcessGroup>,
+/// }
+///
+/// impl ProcessGroup for Loud {
+///     phalanx_pg::delegate_description!(inner);
+///
+///     fn submit(&self, call: Call, options: &CallOptions) -> Result<RawWork> {
+///         println!("{} #{}", call.kind(), self.sequence());
+///         self.inner.submit(call, options)
+///     }
+///
+///     fn split(&self, ranks: &[usize], name: &str) -> Result<Option<Arc<dyn ProcessGroup>>> {
+///         let group = self.inner.split(ranks, name)?;
+///         Ok(group.map(|inner| Arc::new(Self { inner }) as Arc<dyn ProcessGroup>))
+///     }
+///
+///     fn abort(&self, reason: &str) {
+///         self.inner.abort(reason);
+///     }
+///
+///     fn shutdown(&self) -> Result<()> {
+///         self.inner.shutdown()
+///     }
+///
+///     fn sequence(&self) -> u64 {
+///         self.inner.sequence()
+///     }
+/// }
+///
+/// let group = Loud { inner: Arc::new(FakeGroup::new(1, 4)) };
+/// assert_eq!((group.rank(), group.size()), (1, 4));
+/// group.barrier()?;
+/// # Ok::<(), phalanx_pg::Error>(())
+/// ```
+#[macro_export]
 macro_rules! delegate_description {
     ($field:ident) => {
         fn rank(&self) -> usize {
@@ -42,5 +85,3 @@ macro_rules! delegate_description {
         }
     };
 }
-
-pub(crate) use delegate_description;

@@ -45,6 +45,7 @@ impl DType {
     ];
 
     /// Bytes per element.
+    #[inline]
     pub fn size(self) -> usize {
         match self {
             Self::I8 | Self::U8 | Self::Bool => 1,

@@ -34,7 +34,9 @@ pub enum ErrorKind {
     Unsupported,
     /// Too many operations are outstanding; nothing was sent. Wait for some and try again.
     QueueFull,
-    /// Ranks called different things (found by [`Checked`](crate::Checked)).
+    /// Ranks called different things. [`Checked`](crate::Checked) finds it before anything is
+    /// sent, a backend at the latest when it sees what came. The ranks are in step afterwards and
+    /// the group is usable; the memory of the call is gone.
     Mismatch,
     /// The operation did not finish in time. The group is broken.
     Timeout,
@@ -64,6 +66,8 @@ pub struct Place {
     pub peer: Option<usize>,
     /// The operation.
     pub call: Option<CallKind>,
+    /// What the caller asked for, where that is more than one call: for example `shutdown`.
+    pub action: Option<&'static str>,
     /// Its sequence number in the group.
     pub seq: Option<u64>,
     /// Time since it was issued.
@@ -125,6 +129,7 @@ impl Error {
             rank: own.rank.or(place.rank),
             peer: own.peer.or(place.peer),
             call: own.call.or(place.call),
+            action: own.action.or(place.action),
             seq: own.seq.or(place.seq),
             elapsed: own.elapsed.or(place.elapsed),
         };
@@ -140,6 +145,14 @@ impl Error {
     pub fn from_peer(self, peer: usize) -> Self {
         self.at(Place {
             peer: Some(peer),
+            ..Place::default()
+        })
+    }
+
+    /// The same error as that of an action of several calls, for example `shutdown`.
+    pub fn during(self, action: &'static str) -> Self {
+        self.at(Place {
+            action: Some(action),
             ..Place::default()
         })
     }
@@ -189,8 +202,9 @@ impl fmt::Display for Error {
             }
             f.write_str(": ")?;
         }
-        if let Some(call) = place.call {
-            write!(f, "{call}")?;
+        let call = place.call.map(|call| call.to_string());
+        if let Some(what) = place.action.or(call.as_deref()) {
+            f.write_str(what)?;
             if let Some(seq) = place.seq {
                 write!(f, " #{seq}")?;
             }
@@ -199,15 +213,24 @@ impl fmt::Display for Error {
             }
             f.write_str(": ")?;
         }
-        f.write_str(&self.0.message)?;
-        if let Some(peer) = place.peer {
-            write!(f, " (peer: rank {peer})")?;
-        }
+        let mut text = self.0.message.clone();
         if let Some(cause) = &self.0.cause {
-            write!(f, "; first cause: {cause}")?;
+            text.push_str("; first cause: ");
+            text.push_str(&cause.to_string());
         }
-        Ok(())
+        f.write_str(&text)?;
+        match place.peer {
+            Some(peer) if !names_rank(&text, peer) => write!(f, " (peer: rank {peer})"),
+            _ => Ok(()),
+        }
     }
+}
+
+/// Whether the text says which rank is at fault, so that it need not be said again.
+fn names_rank(text: &str, rank: usize) -> bool {
+    let name = format!("rank {rank}");
+    let mut found = text.match_indices(&name);
+    found.any(|(at, _)| !text[at + name.len()..].starts_with(|c: char| c.is_ascii_digit()))
 }
 
 impl fmt::Debug for Error {
@@ -224,6 +247,40 @@ impl std::error::Error for Error {
 
 impl From<StoreError> for Error {
     fn from(err: StoreError) -> Self {
-        Self::new(ErrorKind::Store, err.to_string())
+        let kind = match &err {
+            StoreError::Invalid(_) => ErrorKind::Invalid,
+            _ => ErrorKind::Store,
+        };
+        Self::new(kind, err.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rank_at_fault_is_named_once() {
+        let unnamed = Error::new(ErrorKind::Backend, "the cable is loose").from_peer(1);
+        assert_eq!(unnamed.to_string(), "the cable is loose (peer: rank 1)");
+        let lost = Error::new(ErrorKind::PeerLost, "rank 1 is gone").from_peer(1);
+        let broken = Error::broken_by(&lost).from_peer(1);
+        let text = broken.to_string();
+        assert_eq!(text.matches("rank 1").count(), 1, "{text}");
+        let other = Error::new(ErrorKind::PeerLost, "rank 12 is gone").from_peer(1);
+        assert!(other.to_string().ends_with("(peer: rank 1)"), "{other}");
+    }
+
+    #[test]
+    fn an_action_goes_before_the_call_that_failed_in_it() {
+        let place = Place {
+            call: Some(CallKind::Barrier),
+            seq: Some(7),
+            ..Place::of_group("world", 0)
+        };
+        let err = Error::new(ErrorKind::Timeout, "rank 1 did not come").at(place);
+        let text = err.during("shutdown").to_string();
+        let expected = "rank 0 of group \"world\": shutdown #7: rank 1 did not come";
+        assert_eq!(text, expected);
     }
 }

@@ -231,13 +231,13 @@ pub trait ProcessGroupExt: ProcessGroup {
 
     /// Sends to a rank that receives with the same tag.
     fn send(&self, data: Frozen, peer: usize, tag: u32) -> Result<Work<()>> {
-        check_tag(tag)?;
+        check_tag(self, tag)?;
         self.start(Call::Send { data, peer, tag }, nothing)
     }
 
     /// Receives exactly `buf.len()` elements from a rank that sends with the same tag.
     fn recv(&self, buf: Buffer, peer: usize, tag: u32) -> Result<Work<Buffer>> {
-        check_tag(tag)?;
+        check_tag(self, tag)?;
         self.start(
             Call::Recv {
                 buf,
@@ -250,7 +250,7 @@ pub trait ProcessGroupExt: ProcessGroup {
 
     /// Receives from whoever sends with this tag first; the second value is that rank.
     fn recv_any(&self, buf: Buffer, tag: u32) -> Result<Work<(Buffer, usize)>> {
-        check_tag(tag)?;
+        check_tag(self, tag)?;
         self.start(
             Call::Recv {
                 buf,
@@ -270,9 +270,14 @@ pub trait ProcessGroupExt: ProcessGroup {
     ///
     /// The result has the received buffer for each receive and `None` for each send.
     fn batch_p2p(&self, calls: Vec<Call>) -> Result<Work<Vec<Option<Buffer>>>> {
-        if let Some(call) = calls.iter().find(|call| !call.kind().is_point_to_point()) {
-            let problem = format!("{} is not a point-to-point call", call.kind());
-            return Err(Error::invalid(problem));
+        for call in &calls {
+            match call {
+                Call::Send { tag, .. } | Call::Recv { tag, .. } => check_tag(self, *tag)?,
+                other => {
+                    let problem = format!("{} is not a point-to-point call", other.kind());
+                    return Err(Error::invalid(problem).at(place_of(self)));
+                }
+            }
         }
         self.start(Call::Batch(calls), |done| {
             Ok(done.parts.into_iter().map(|part| part.buffer).collect())
@@ -302,12 +307,16 @@ pub trait ProcessGroupExt: ProcessGroup {
 
     /// Sums sparse tensors: the union of all ranks' indices with summed values. Blocks.
     fn allreduce_sparse(&self, input: Sparse) -> Result<Sparse> {
-        sparse::allreduce(self, input)
+        action(self, "allreduce_sparse", |group| {
+            sparse::allreduce(group, input)
+        })
     }
 
     /// Every rank gets every rank's value, by rank. Blocks.
     fn allgather_object<T: Serialize + DeserializeOwned>(&self, value: &T) -> Result<Vec<T>> {
-        objects::allgather(self, value)
+        action(self, "allgather_object", |group| {
+            objects::allgather(group, value)
+        })
     }
 
     /// The root gets every rank's value, by rank. Blocks.
@@ -316,7 +325,9 @@ pub trait ProcessGroupExt: ProcessGroup {
         value: &T,
         root: usize,
     ) -> Result<Option<Vec<T>>> {
-        objects::gather(self, value, root)
+        action(self, "gather_object", |group| {
+            objects::gather(group, value, root)
+        })
     }
 
     /// Every rank gets the root's value, which only the root gives. Blocks.
@@ -325,7 +336,9 @@ pub trait ProcessGroupExt: ProcessGroup {
         value: Option<&T>,
         root: usize,
     ) -> Result<T> {
-        objects::broadcast(self, value, root)
+        action(self, "broadcast_object", |group| {
+            objects::broadcast(group, value, root)
+        })
     }
 
     /// Every rank gets its one of the root's values, which only the root gives. Blocks.
@@ -334,7 +347,9 @@ pub trait ProcessGroupExt: ProcessGroup {
         values: Option<&[T]>,
         root: usize,
     ) -> Result<T> {
-        objects::scatter(self, values, root)
+        action(self, "scatter_object", |group| {
+            objects::scatter(group, values, root)
+        })
     }
 
     /// All-reduce of a plain slice. Blocks; copies through a [`Buffer`].
@@ -386,17 +401,20 @@ pub trait ProcessGroupExt: ProcessGroup {
 
     /// The rank in the world of a rank of this group.
     fn global_rank(&self, rank: usize) -> Result<usize> {
-        let absent = || Error::invalid(format!("rank {rank} is not in a group of {}", self.size()));
-        self.global_ranks().get(rank).copied().ok_or_else(absent)
+        let known = self.global_ranks().get(rank).copied();
+        known.ok_or_else(|| {
+            let what = format!("rank {rank} is not in a group of {}", self.size());
+            subgroup::placed(Error::invalid(what), self, "global_rank")
+        })
     }
 
     /// The rank in this group of a rank of the world.
     fn group_rank(&self, global: usize) -> Result<usize> {
-        let absent = || Error::invalid(format!("global rank {global} is not in this group"));
-        self.global_ranks()
-            .iter()
-            .position(|&rank| rank == global)
-            .ok_or_else(absent)
+        let known = self.global_ranks().iter().position(|&rank| rank == global);
+        known.ok_or_else(|| {
+            let what = format!("global rank {global} is not in this group");
+            subgroup::placed(Error::invalid(what), self, "group_rank")
+        })
     }
 
     /// Submits with default options and types the result.
@@ -408,13 +426,32 @@ pub trait ProcessGroupExt: ProcessGroup {
 
 impl<G: ProcessGroup + ?Sized> ProcessGroupExt for G {}
 
-fn check_tag(tag: u32) -> Result<()> {
+fn check_tag<G: ProcessGroup + ?Sized>(group: &G, tag: u32) -> Result<()> {
     match tag < FIRST_RESERVED_TAG {
         true => Ok(()),
-        false => Err(Error::invalid(format!(
-            "tag {tag} is reserved, use one below 2^31"
-        ))),
+        false => {
+            let problem = format!("tag {tag} is reserved, use one below 2^31");
+            Err(Error::invalid(problem).at(place_of(group)))
+        }
     }
+}
+
+/// Where errors of a group happen.
+fn place_of<G: ProcessGroup + ?Sized>(group: &G) -> Place {
+    Place::of_group(group.name(), group.rank())
+}
+
+/// What is built of several calls, by its name in errors.
+fn action<G: ProcessGroup + ?Sized, T>(
+    group: &G,
+    name: &'static str,
+    run: impl FnOnce(&G) -> Result<T>,
+) -> Result<T> {
+    run(group).map_err(|err| match err.place().call {
+        // One of the calls, which says so itself.
+        Some(_) => err,
+        None => err.during(name).at(place_of(group)),
+    })
 }
 
 fn missing(what: &str) -> Error {

@@ -141,7 +141,8 @@ impl ProcessGroup for FakeGroup {
     }
 
     fn split(&self, ranks: &[usize], name: &str) -> Result<Option<Arc<dyn ProcessGroup>>> {
-        crate::check_members(ranks, self.size())?;
+        crate::check_members(ranks, self.size())
+            .map_err(|err| crate::subgroup::placed(err, self, "split"))?;
         let Some(rank) = ranks.iter().position(|&rank| rank == self.rank) else {
             return Ok(None);
         };

@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex};
 use phalanx_store::Deadline;
 
 use crate::call::{Call, CallKind, CallOptions};
-use crate::delegate::delegate_description;
+use crate::delegate_description;
 use crate::error::{Error, ErrorKind, Place, Result};
 use crate::group::ProcessGroup;
 use crate::work::{Completer, RawWork, completion};
@@ -138,12 +138,18 @@ struct Progress {
     lost: u64,
     /// A fault that broke the group.
     cause: Option<Error>,
+    /// Shut down, after which nothing breaks it.
+    closed: bool,
 }
 
 impl State {
     /// The first cause stays.
     fn fail(&self, cause: Error) {
-        self.progress.lock().cause.get_or_insert(cause);
+        let mut progress = self.progress.lock();
+        if !progress.closed {
+            progress.cause.get_or_insert(cause);
+        }
+        drop(progress);
         self.broken.notify_all();
     }
 
@@ -288,7 +294,9 @@ impl ProcessGroup for Faulty {
         if let Some(cause) = &self.state.progress.lock().cause {
             return Err(Error::broken_by(cause));
         }
-        self.inner.shutdown()
+        self.inner.shutdown()?;
+        self.state.progress.lock().closed = true;
+        Ok(())
     }
 
     fn sequence(&self) -> u64 {
@@ -299,6 +307,7 @@ impl ProcessGroup for Faulty {
 impl Drop for Faulty {
     fn drop(&mut self) {
         // Lets the threads of lost calls go.
+        self.state.progress.lock().closed = false;
         let dropped = Error::new(ErrorKind::Aborted, "the group was dropped");
         self.state.fail(dropped);
     }

@@ -8,13 +8,25 @@ use crate::dtype::{DType, Device, ReduceOp};
 use crate::error::{Error, ErrorKind, Result};
 use crate::set::Member;
 
-/// What a collective call must have in common on all ranks.
+/// What a collective call must have in common on all ranks, in a form that they can exchange.
+///
+/// [`Checked`](crate::Checked) compares them before each collective. A backend that sends one with
+/// its data notices ranks that call different things without asking anybody first.
+///
+/// ```
+/// use phalanx_pg::{Buffer, Call, DType, Fingerprint, ReduceOp};
+///
+/// let sum = Call::AllReduce { buf: Buffer::zeroed(DType::F32, 4), op: ReduceOp::Sum };
+/// let all = [Fingerprint::of(&sum, 3), Fingerprint::of(&Call::Barrier, 3)];
+/// let err = Fingerprint::mismatch(&all, 0).unwrap();
+/// assert!(err.to_string().contains("rank 1 called barrier #3"), "{err}");
+/// ```
 ///
 /// Zero means absent, for everything but the call and its number. Lengths are those that must be
 /// equal: of a part for gathers and scatters, none for an all-to-all. A batch has its first
 /// call's type, operator and root, the sum of the lengths, and a hash of all its calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Fingerprint([u64; FIELDS]);
+pub struct Fingerprint([u64; FIELDS]);
 
 const FIELDS: usize = 9;
 const KIND: usize = 0;
@@ -41,7 +53,11 @@ const ASPECTS: [&str; FIELDS] = [
 ];
 
 impl Fingerprint {
-    pub(crate) fn of(call: &Call, seq: u64) -> Self {
+    /// Bytes of the encoded form.
+    pub const LEN: usize = FIELDS * 8;
+
+    /// That of a call with this number in its group.
+    pub fn of(call: &Call, seq: u64) -> Self {
         let Call::Batch(calls) = call else {
             return Self::of_one(call, seq);
         };
@@ -73,14 +89,16 @@ impl Fingerprint {
         self.0[KIND] == u64::from(CallKind::AllToAll.position())
     }
 
-    pub(crate) fn encode(&self) -> Vec<u8> {
+    /// The form for the wire, [`LEN`](Fingerprint::LEN) bytes.
+    pub fn encode(&self) -> Vec<u8> {
         self.0
             .iter()
             .flat_map(|field| field.to_le_bytes())
             .collect()
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
+    /// Reads the form for the wire.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
         let numbers = decode_numbers(bytes);
         numbers.try_into().map(Self).map_err(|_| {
             let what = "a rank's fingerprint cannot be read, do all run the same program?";
@@ -88,8 +106,37 @@ impl Fingerprint {
         })
     }
 
+    /// The error of rank `me` that shows both sides, if not all ranks' calls are the same.
+    pub fn mismatch(all: &[Self], me: usize) -> Option<Error> {
+        let mine = all[me];
+        let mut others: Vec<(Self, Vec<usize>)> = Vec::new();
+        for (rank, &theirs) in all
+            .iter()
+            .enumerate()
+            .filter(|(_, theirs)| **theirs != mine)
+        {
+            match others.iter_mut().find(|(call, _)| *call == theirs) {
+                Some((_, ranks)) => ranks.push(rank),
+                None => others.push((theirs, vec![rank])),
+            }
+        }
+        let first = others.first()?.1[0];
+        let mut aspects = Vec::new();
+        let mut sides = Vec::new();
+        for (theirs, ranks) in &others {
+            mine.differences(theirs, &mut aspects);
+            sides.push(format!("{} called {theirs}", name_ranks(ranks)));
+        }
+        let what = format!(
+            "{}, this rank ({me}) called {mine}; they differ in: {}",
+            sides.join(", "),
+            aspects.join(", ")
+        );
+        Some(Error::new(ErrorKind::Mismatch, what).from_peer(first))
+    }
+
     /// Adds the names of what differs between the two, each once.
-    pub(crate) fn differences(&self, other: &Self, aspects: &mut Vec<&'static str>) {
+    fn differences(&self, other: &Self, aspects: &mut Vec<&'static str>) {
         let mut differing: Vec<usize> = (0..FIELDS).filter(|&i| self.0[i] != other.0[i]).collect();
         // The hash differs whenever anything of a batch does: worth saying only if nothing else is.
         if differing.len() > 1 {
@@ -100,6 +147,16 @@ impl Fingerprint {
                 aspects.push(aspect);
             }
         }
+    }
+}
+
+fn name_ranks(ranks: &[usize]) -> String {
+    const SHOWN: usize = 8;
+    let names: Vec<String> = ranks.iter().take(SHOWN).map(usize::to_string).collect();
+    match ranks.len() {
+        1 => format!("rank {}", names[0]),
+        len if len <= SHOWN => format!("ranks {}", names.join(", ")),
+        len => format!("ranks {} and {} more", names.join(", "), len - SHOWN),
     }
 }
 
@@ -117,14 +174,16 @@ fn equal_length(call: &Call) -> usize {
     buffer.map_or(0, Buffer::len)
 }
 
-/// FNV-1a: the same on every machine, and the standard library promises no such thing.
 fn hash(parts: &[Fingerprint]) -> u64 {
     let fields = parts.iter().flat_map(|part| part.0);
-    fields
-        .flat_map(u64::to_le_bytes)
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        })
+    fnv1a(fields.flat_map(u64::to_le_bytes))
+}
+
+/// A hash that is the same on every machine; the standard library promises no such thing.
+pub(crate) fn fnv1a(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 pub(crate) fn decode_numbers(bytes: &[u8]) -> Vec<u64> {

@@ -36,9 +36,16 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// [`Lane`](crate::Lane) does the queueing, the numbering and the broken state for backends whose
 /// operations are host code.
 ///
+/// # Dropping
+///
+/// Dropping the last handle without a [`shutdown`](ProcessGroup::shutdown) is an abort that takes
+/// nothing back. Outstanding operations fail here. A peer's operation that needs more of this rank
+/// fails with [`Aborted`](crate::ErrorKind::Aborted) and says who left. But what this rank's
+/// finished operations have given stays: a slower peer's same operation succeeds.
+///
 /// # Threads
 ///
-/// A group may be used from many threads. Dropping the last handle aborts what is outstanding.
+/// A group may be used from many threads.
 ///
 /// [`ProcessGroupExt`]: crate::ProcessGroupExt
 pub trait ProcessGroup: Send + Sync + fmt::Debug {

@@ -25,6 +25,32 @@ pub trait Engine: Send + Sync {
     /// The group broke for the given reason: makes a running [`run`](Engine::run) return soon and
     /// tells peers, without blocking. Called once.
     fn interrupt(&self, cause: &Error);
+
+    /// The call has been issued, maybe long before it runs: a backend may let its peers start on
+    /// it. In issue order, under the lane's lock, so without blocking.
+    fn announce(&self, _call: &Call, _seq: u64) {}
+
+    /// As [`announce`](Engine::announce), for a call that the caller waits for and that nothing is
+    /// before: tries to finish it within microseconds, and gives it back, announced, if that does
+    /// not work. What fails does not work.
+    fn quick(&self, call: Call, seq: u64) -> Result<Done, Call> {
+        self.announce(&call, seq);
+        Err(call)
+    }
+
+    /// Whether the result of an operation that ran may be handed out.
+    ///
+    /// A backend whose peers still work on the memory when its own part is done says no, and the
+    /// lane runs the next operation meanwhile.
+    fn is_settled(&self, _turn: &Turn) -> bool {
+        true
+    }
+
+    /// Waits until [`is_settled`](Engine::is_settled), under the same rules as
+    /// [`run`](Engine::run).
+    fn settle(&self, _turn: &Turn) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// The circumstances of one operation.
@@ -34,6 +60,8 @@ pub struct Turn {
     pub seq: u64,
     /// Which operation it is.
     pub kind: CallKind,
+    /// Who runs it: the caller's thread if blocking, else one beside it.
+    pub mode: Mode,
     /// When it fails.
     pub deadline: Instant,
     /// When it began to run.
@@ -86,6 +114,28 @@ struct Job {
     completer: Completer,
 }
 
+/// An operation whose own part is done.
+struct Ran {
+    turn: Turn,
+    done: Done,
+    completer: Completer,
+}
+
+/// What the lane's thread does next.
+enum Step {
+    Run(Job),
+    /// Waits for the oldest operation that ran.
+    Settle,
+    End,
+}
+
+impl Queue {
+    /// Closed, and nothing is left that could still go wrong.
+    fn is_over(&self) -> bool {
+        self.closed && self.jobs.is_empty() && !self.busy
+    }
+}
+
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:?}", self.place)
@@ -126,14 +176,24 @@ impl Lane {
         queue.next_seq += 1;
         let timeout = options.timeout.unwrap_or(shared.timeout);
         if options.mode == Mode::Blocking && !queue.busy && queue.jobs.is_empty() {
+            let call = match shared.engine.quick(call, seq) {
+                Ok(done) => return Ok(RawWork::quick(done)),
+                Err(call) => call,
+            };
             queue.busy = true;
             drop(queue);
             let mut times = Times::now();
             times.started = Some(times.enqueued);
-            let result = shared.run(call, seq, timeout, times.enqueued);
+            let turn = Turn::new(kind, seq, Mode::Blocking, timeout, times.enqueued);
+            let result = shared.attempt(&turn, times.enqueued, || {
+                let done = shared.engine.run(call, &turn)?;
+                shared.engine.settle(&turn)?;
+                Ok(done)
+            });
             shared.release();
             return Ok(RawWork::ready(result, times));
         }
+        shared.engine.announce(&call, seq);
         let (completer, work) = completion();
         queue.jobs.push_back(Job {
             call,
@@ -173,12 +233,19 @@ impl Lane {
         self.shared.queue.lock().next_seq
     }
 
+    /// Whether nothing is outstanding.
+    pub fn is_idle(&self) -> bool {
+        let queue = self.shared.queue.lock();
+        queue.jobs.is_empty() && !queue.busy
+    }
+
     /// What broke the group, if it is broken.
     pub fn broken(&self) -> Option<Error> {
         self.shared.queue.lock().broken.clone()
     }
 
-    /// Fails what is outstanding and everything later. The first cause stays.
+    /// Fails what is outstanding and everything later. The first cause stays, and a lane that has
+    /// been [closed](Lane::close) stays so.
     pub fn fail(&self, cause: Error) {
         self.shared.fail(cause);
     }
@@ -199,7 +266,8 @@ impl Lane {
             // The last operation may have ended just when the time did.
             if timed_out && open(&queue) {
                 let late = format!("work is outstanding after {:.1} s", limit.as_secs_f64());
-                return Err(Error::new(ErrorKind::Timeout, late).at(self.shared.place.clone()));
+                let err = Error::new(ErrorKind::Timeout, late).during("shutdown");
+                return Err(err.at(self.shared.place.clone()));
             }
         }
         self.shared.changed.notify_all();
@@ -212,14 +280,10 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        let mut queue = self.shared.queue.lock();
-        let orderly = queue.closed && queue.jobs.is_empty() && !queue.busy;
-        queue.closed = true;
-        drop(queue);
-        if !orderly {
-            let dropped = "the group was dropped with work outstanding or without a shutdown";
-            self.shared.fail(Error::new(ErrorKind::Aborted, dropped));
-        }
+        // Nothing happens to a lane that was closed in order.
+        let dropped = "the group was dropped with work outstanding or without a shutdown";
+        self.shared.fail(Error::new(ErrorKind::Aborted, dropped));
+        self.shared.queue.lock().closed = true;
         self.shared.changed.notify_all();
     }
 }
@@ -246,27 +310,19 @@ impl Shared {
         }
     }
 
-    /// Runs one operation; the caller has made the lane busy.
-    fn run(&self, call: Call, seq: u64, timeout: Duration, enqueued: Instant) -> Result<Done> {
-        let kind = call.kind();
-        let started = Instant::now();
-        tracing::trace!(target: "phalanx::op", "{kind} #{seq} on {:?}", self.place.group);
-        let deadline = started + timeout.min(Duration::from_secs(1 << 30));
-        let turn = Turn {
-            seq,
-            kind,
-            deadline,
-            started,
-        };
-        let result = catch_unwind(AssertUnwindSafe(|| self.engine.run(call, &turn)))
-            .unwrap_or_else(|_| {
-                Err(Error::new(
-                    ErrorKind::Backend,
-                    "the backend panicked, see its message",
-                ))
-            });
+    /// Does a part of an operation; the caller has made the lane busy. An error breaks the group.
+    fn attempt<T>(
+        &self,
+        turn: &Turn,
+        enqueued: Instant,
+        part: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let result = catch_unwind(AssertUnwindSafe(part)).unwrap_or_else(|_| {
+            let what = "the backend panicked, see its message";
+            Err(Error::new(ErrorKind::Backend, what))
+        });
         result.map_err(|err| {
-            let place = self.place(kind, seq);
+            let place = self.place(turn.kind, turn.seq);
             let err = err.at(Place {
                 elapsed: Some(enqueued.elapsed()),
                 ..place
@@ -293,7 +349,7 @@ impl Shared {
 
     fn fail(&self, cause: Error) {
         let mut queue = self.queue.lock();
-        if queue.broken.is_some() {
+        if queue.broken.is_some() || queue.is_over() {
             return;
         }
         let cause = cause.at(self.place.clone());
@@ -315,26 +371,78 @@ impl Shared {
 
     /// The lane's thread.
     fn work(&self) {
+        // Those that ran; while there are any, the lane is this thread's.
+        let mut unsettled: VecDeque<Ran> = VecDeque::new();
+        let mut busy = false;
+        loop {
+            while let Some(ran) = unsettled.pop_front_if(|ran| self.engine.is_settled(&ran.turn)) {
+                ran.completer.complete(Ok(ran.done));
+            }
+            if std::mem::replace(&mut busy, !unsettled.is_empty()) && unsettled.is_empty() {
+                self.release();
+            }
+            match self.next_step(&unsettled) {
+                Step::Run(job) => unsettled.extend(self.start(job)),
+                Step::Settle => {
+                    let ran = unsettled.pop_front().expect("there is one to settle");
+                    let enqueued = ran.completer.enqueued();
+                    let settled =
+                        self.attempt(&ran.turn, enqueued, || self.engine.settle(&ran.turn));
+                    ran.completer.complete(settled.map(|()| ran.done));
+                }
+                Step::End => return,
+            }
+            busy = true;
+        }
+    }
+
+    /// Waits until there is something for the lane's thread to do.
+    fn next_step(&self, unsettled: &VecDeque<Ran>) -> Step {
         let mut queue = self.queue.lock();
         loop {
-            if queue.busy {
-                self.changed.wait(&mut queue);
-                continue;
+            let free = !queue.busy || !unsettled.is_empty();
+            if free && let Some(job) = queue.jobs.pop_front() {
+                queue.busy = true;
+                return Step::Run(job);
             }
-            let Some(job) = queue.jobs.pop_front() else {
-                if queue.closed || queue.broken.is_some() {
-                    return;
-                }
-                self.changed.wait(&mut queue);
-                continue;
-            };
-            queue.busy = true;
-            drop(queue);
-            job.completer.start();
-            let result = self.run(job.call, job.seq, job.timeout, job.completer.enqueued());
-            job.completer.complete(result);
-            self.release();
-            queue = self.queue.lock();
+            if !unsettled.is_empty() {
+                return Step::Settle;
+            }
+            if !queue.busy && (queue.closed || queue.broken.is_some()) {
+                return Step::End;
+            }
+            self.changed.wait(&mut queue);
+        }
+    }
+
+    /// Runs a job; what is left to do if it went well.
+    fn start(&self, job: Job) -> Option<Ran> {
+        job.completer.start();
+        let kind = job.call.kind();
+        let turn = Turn::new(kind, job.seq, Mode::Async, job.timeout, Instant::now());
+        let enqueued = job.completer.enqueued();
+        match self.attempt(&turn, enqueued, || self.engine.run(job.call, &turn)) {
+            Ok(done) => Some(Ran {
+                turn,
+                done,
+                completer: job.completer,
+            }),
+            Err(err) => {
+                job.completer.complete(Err(err));
+                None
+            }
+        }
+    }
+}
+
+impl Turn {
+    fn new(kind: CallKind, seq: u64, mode: Mode, timeout: Duration, started: Instant) -> Self {
+        Self {
+            seq,
+            kind,
+            mode,
+            deadline: started + timeout.min(Duration::from_secs(1 << 30)),
+            started,
         }
     }
 }

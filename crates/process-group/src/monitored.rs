@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, Place, Result};
 use crate::ext::{FIRST_RESERVED_TAG, buffer, nothing};
 use crate::group::ProcessGroup;
 use crate::typed_work::Work;
-use crate::{Buffer, Call, CallKind, DType, ProcessGroupExt};
+use crate::{Buffer, Call, CallOptions, DType, ProcessGroupExt};
 
 const ARRIVE: u32 = FIRST_RESERVED_TAG;
 const LEAVE: u32 = FIRST_RESERVED_TAG + 1;
@@ -16,7 +16,9 @@ const LEAVE: u32 = FIRST_RESERVED_TAG + 1;
 pub(crate) fn barrier<G: ProcessGroup + ?Sized>(group: &G, limit: Duration) -> Result<()> {
     let deadline = Deadline::after(limit);
     let place = Place {
-        call: Some(CallKind::Barrier),
+        action: Some("monitored_barrier"),
+        // It is no collective itself, so this tells which ones it comes between.
+        seq: Some(group.sequence()),
         ..Place::of_group(group.name(), group.rank())
     };
     let checked = match group.rank() {
@@ -34,23 +36,41 @@ pub(crate) fn barrier<G: ProcessGroup + ?Sized>(group: &G, limit: Duration) -> R
 fn lead<G: ProcessGroup + ?Sized>(group: &G, deadline: Deadline) -> Result<()> {
     let mut arrivals = Vec::new();
     for peer in 1..group.size() {
-        arrivals.push((peer, receive(group, peer, ARRIVE)?));
+        arrivals.push((peer, receive(group, peer, ARRIVE, deadline)?));
     }
     let mut missing = Vec::new();
+    let mut broken = None;
     for (peer, mut arrival) in arrivals {
-        if arrival.wait_for(deadline.left())?.is_none() {
-            missing.push(peer);
+        match arrival.wait_for(deadline.left()) {
+            Ok(Some(_)) => {}
+            Ok(None) => missing.push(peer),
+            // All that have not arrived end with the group; those that have still count.
+            Err(err) => {
+                missing.push(peer);
+                broken.get_or_insert(err);
+            }
         }
     }
     if let Some(&first) = missing.first() {
         let list: Vec<String> = missing.iter().map(usize::to_string).collect();
+        let when = match broken {
+            None => "in time",
+            Some(_) => "before the group broke",
+        };
         let what = format!(
-            "monitored barrier: {} of {} ranks did not arrive in time: {}",
+            "{} of {} ranks did not arrive {when}: {}",
             missing.len(),
             group.size(),
             list.join(", ")
         );
-        return Err(Error::new(ErrorKind::Timeout, what).from_peer(first));
+        return Err(match broken {
+            None => Error::new(ErrorKind::Timeout, what).from_peer(first),
+            Some(err) => {
+                let peer = err.peer().unwrap_or(first);
+                let reason = err.cause().unwrap_or(&err).message();
+                Error::new(err.kind(), format!("{what} ({reason})")).from_peer(peer)
+            }
+        });
     }
     for peer in 1..group.size() {
         send(group, peer, LEAVE)?.wait()?;
@@ -59,28 +79,33 @@ fn lead<G: ProcessGroup + ?Sized>(group: &G, deadline: Deadline) -> Result<()> {
 }
 
 fn follow<G: ProcessGroup + ?Sized>(group: &G, deadline: Deadline) -> Result<()> {
-    let mut leave = receive(group, 0, LEAVE)?;
+    let mut leave = receive(group, 0, LEAVE, deadline)?;
     send(group, 0, ARRIVE)?.wait()?;
     match leave.wait_for(deadline.left())? {
         Some(_) => Ok(()),
         None => {
-            let what = "monitored barrier: rank 0 did not let this rank go on in time; its error \
+            let what = "rank 0 did not let this rank go on in time; its error \
                         names the ranks that are missing";
             Err(Error::new(ErrorKind::Timeout, what).from_peer(0))
         }
     }
 }
 
-fn receive<G: ProcessGroup + ?Sized>(group: &G, peer: usize, tag: u32) -> Result<Work<Buffer>> {
-    let buf = Buffer::zeroed(DType::U8, 1);
-    group.start(
-        Call::Recv {
-            buf,
-            peer: Some(peer),
-            tag,
-        },
-        buffer,
-    )
+/// The receive outlasts the barrier, whose limit is the one that counts.
+fn receive<G: ProcessGroup + ?Sized>(
+    group: &G,
+    peer: usize,
+    tag: u32,
+    deadline: Deadline,
+) -> Result<Work<Buffer>> {
+    let call = Call::Recv {
+        buf: Buffer::zeroed(DType::U8, 1),
+        peer: Some(peer),
+        tag,
+    };
+    let limit = group.timeout().max(deadline.left().saturating_mul(2));
+    let options = CallOptions::default().with_timeout(limit);
+    Ok(Work::new(group.call(call, &options)?, buffer))
 }
 
 fn send<G: ProcessGroup + ?Sized>(group: &G, peer: usize, tag: u32) -> Result<Work<()>> {

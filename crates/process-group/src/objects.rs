@@ -1,10 +1,13 @@
 //! Collectives on values that serde can write down.
 
+use std::any::type_name;
+
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::ext::buffer;
+use crate::fingerprint::fnv1a;
 use crate::{Buffer, Call, CallOptions, DType, ProcessGroup, ProcessGroupExt};
 
 /// Largest serialised value; a length above it is not believed.
@@ -17,7 +20,10 @@ where
 {
     let (all, lens, max) = exchange(group, &encode(value)?)?;
     let parts = all.chunks(max.max(1)).zip(lens);
-    parts.map(|(part, len)| decode(&part[..len])).collect()
+    parts
+        .enumerate()
+        .map(|(rank, (part, len))| decode(&part[..len], rank))
+        .collect()
 }
 
 pub(crate) fn gather<G, T>(group: &G, value: &T, root: usize) -> Result<Option<Vec<T>>>
@@ -25,6 +31,10 @@ where
     G: ProcessGroup + ?Sized,
     T: Serialize + DeserializeOwned,
 {
+    if root >= group.size() {
+        let what = format!("rank {root} is not in a group of {}", group.size());
+        return Err(Error::invalid(what));
+    }
     let bytes = encode(value)?;
     let lens = lengths(group, bytes.len())?;
     let max = lens.iter().copied().max().unwrap_or(0);
@@ -40,7 +50,8 @@ where
     };
     let parts = all.as_bytes()?.chunks(max.max(1)).zip(lens);
     parts
-        .map(|(part, len)| decode(&part[..len]))
+        .enumerate()
+        .map(|(rank, (part, len))| decode(&part[..len], rank))
         .collect::<Result<_>>()
         .map(Some)
 }
@@ -66,7 +77,7 @@ where
         .with(CallOptions::blocking())
         .broadcast(data, root)?
         .wait()?;
-    decode(data.as_bytes()?)
+    decode(data.as_bytes()?, root)
 }
 
 pub(crate) fn scatter<G, T>(group: &G, values: Option<&[T]>, root: usize) -> Result<T>
@@ -109,7 +120,7 @@ where
         root,
     };
     let mine = buffer(group.call(call, &CallOptions::blocking())?.wait()?)?;
-    decode(&mine.as_bytes()?[..lens[group.rank()]])
+    decode(&mine.as_bytes()?[..lens[group.rank()]], root)
 }
 
 /// All ranks' bytes, padded to the longest; their lengths; the longest.
@@ -152,16 +163,36 @@ fn padded(bytes: &[u8], len: usize) -> Buffer {
     padded
 }
 
+/// The type's fingerprint and the value.
 fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>> {
-    let bytes = postcard::to_stdvec(value)
+    let bytes = postcard::to_extend(value, type_print::<T>().to_vec())
         .map_err(|err| Error::invalid(format!("the object cannot be serialised: {err}")))?;
     believable(bytes.len() as i64)?;
     Ok(bytes)
 }
 
-fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
-    postcard::from_bytes(bytes).map_err(|err| {
-        let what = format!("an object cannot be read, do all ranks run the same program? ({err})");
-        Error::new(ErrorKind::Mismatch, what)
-    })
+/// What [`encode`] gave on rank `from`.
+fn decode<T: DeserializeOwned>(bytes: &[u8], from: usize) -> Result<T> {
+    let differs = |what: String| Error::new(ErrorKind::Mismatch, what).from_peer(from);
+    let own = type_name::<T>();
+    match bytes.split_first_chunk() {
+        Some((print, value)) if *print == type_print::<T>() => {
+            postcard::from_bytes(value).map_err(|err| {
+                differs(format!(
+                    "the {own} of rank {from} cannot be read, do all ranks run the same program? \
+                     ({err})"
+                ))
+            })
+        }
+        _ => Err(differs(format!(
+            "rank {from} gave an object of another type, this rank's is {own}"
+        ))),
+    }
+}
+
+/// Tells types apart that postcard's bytes do not: they carry no names.
+///
+/// The name is not the same for every compiler; the ranks of a job run one program.
+fn type_print<T>() -> [u8; 8] {
+    fnv1a(type_name::<T>().bytes()).to_le_bytes()
 }

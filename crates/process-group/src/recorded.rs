@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::call::{Call, CallOptions};
-use crate::delegate::delegate_description;
+use crate::delegate_description;
 use crate::error::{Error, ErrorKind, Result};
 use crate::group::ProcessGroup;
 use crate::recorder::{Issued, Recorder};

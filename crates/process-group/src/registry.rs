@@ -32,9 +32,6 @@ use crate::by_device::ByDevice;
 use crate::error::{Error, Result};
 use crate::group::{DEFAULT_TIMEOUT, ProcessGroup};
 
-/// The backends of this project, each a feature of the crate `phalanx`.
-const OWN: [&str; 4] = ["native", "gloo", "mpi", "nccl"];
-
 /// What a backend needs to know to connect to its peers.
 ///
 /// `Send` and `Sync`, as its store is.
@@ -165,12 +162,9 @@ impl Registry {
             true => "none".to_owned(),
             false => known.join(", "),
         };
-        let hint = match OWN.contains(&name) {
-            true => format!("; enable the feature {name:?} of the crate phalanx"),
-            false => "; a custom backend is registered with `register`".to_owned(),
-        };
         Err(Error::invalid(format!(
-            "no backend {name:?} is registered (known: {known}){hint}"
+            "no backend {name:?} is registered (known: {known}); a custom backend is registered \
+             with `register`"
         )))
     }
 }

@@ -55,6 +55,7 @@ impl Member for ReduceOp {
 
 impl<T: Member> Set<T> {
     /// Whether `member` is in it.
+    #[inline]
     pub fn contains(self, member: T) -> bool {
         self.bits & (1 << member.position()) != 0
     }

@@ -161,10 +161,15 @@ fn sum_rows(
     }
     let mut out = Buffer::zeroed(dtype, rows.len() * row_len);
     let mut out_indices = Vec::with_capacity(rows.len() * dims);
-    for (sum, (index, parts)) in out.as_bytes_mut()?.chunks_mut(row_bytes.max(1)).zip(&rows) {
+    for (sum, parts) in out
+        .as_bytes_mut()?
+        .chunks_mut(row_bytes.max(1))
+        .zip(rows.values())
+    {
         reduce(ReduceOp::Sum, dtype, parts, sum);
-        out_indices.extend_from_slice(index);
     }
+    rows.keys()
+        .for_each(|index| out_indices.extend_from_slice(index));
     Ok(Sparse {
         indices: out_indices,
         dims,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Place, Result};
 use crate::ext::buffer;
 use crate::group::ProcessGroup;
 use crate::{Buffer, Call, CallOptions, ProcessGroupExt};
@@ -32,7 +32,7 @@ pub(crate) fn new_group<G: ProcessGroup + ?Sized>(
     ranks: &[usize],
     name: &str,
 ) -> Result<Option<Arc<dyn ProcessGroup>>> {
-    check_members(ranks, group.size())?;
+    check_members(ranks, group.size()).map_err(|err| placed(err, group, "new_group"))?;
     let mut ranks = ranks.to_vec();
     ranks.sort_unstable();
     group.split(&ranks, name)
@@ -61,4 +61,14 @@ pub(crate) fn split_by<G: ProcessGroup + ?Sized>(
     members.sort_unstable();
     let ranks: Vec<usize> = members.into_iter().map(|(_, rank)| rank).collect();
     group.split(&ranks, &format!("{name}:{color}"))
+}
+
+/// An error of an argument of `action`, which is no call.
+pub(crate) fn placed<G: ProcessGroup + ?Sized>(
+    err: Error,
+    group: &G,
+    action: &'static str,
+) -> Error {
+    err.during(action)
+        .at(Place::of_group(group.name(), group.rank()))
 }

@@ -164,15 +164,6 @@ fn an_unknown_name_lists_the_known_ones() {
 }
 
 #[test]
-fn a_backend_of_this_project_names_its_feature() {
-    for name in ["native", "gloo", "mpi", "NCCL"] {
-        let err = Registry::new().create(name, &init()).unwrap_err();
-        let feature = format!("feature {:?}", name.to_lowercase());
-        assert!(err.message().contains(&feature), "{err}");
-    }
-}
-
-#[test]
 fn the_factory_gets_what_it_was_asked_with_and_its_error_comes_back() {
     let registry = Registry::new();
     registry

@@ -112,18 +112,17 @@ fn an_injected_failure_reaches_the_others() {
 
 #[test]
 fn a_slow_rank_is_waited_for() {
-    ranks(2, |rank, group| {
+    let start = Instant::now();
+    ranks(2, move |rank, group| {
         let plan = match rank {
             1 => FaultPlan::new().at(0, Fault::DelaySubmit(SHORT)),
             _ => FaultPlan::new(),
         };
         let group = Faulty::new(group, plan);
-        let start = Instant::now();
         let buf = Buffer::from_vec(vec![rank as f32]);
         let sum = group.allreduce(buf, ReduceOp::Sum).unwrap().wait().unwrap();
         assert_eq!(sum.as_slice::<f32>().unwrap(), [1.0]);
-        // The clocks of the two start a little apart.
-        assert!(start.elapsed() >= SHORT / 2);
+        assert!(start.elapsed() >= SHORT);
         group.shutdown().unwrap();
     });
 }

@@ -19,14 +19,17 @@
 //! same function of the same bytes, so results are the same bits everywhere. Nobody passes an
 //! operation before everybody has reached it, so nobody runs ahead and a rank that waits knows
 //! whom it waits for. And an exchange is complete before its contents are looked at, so ranks that
-//! disagree about lengths get an error and stay in step.
+//! disagree get an error and stay in step: every message begins with the fingerprint of its call
+//! (kind, number, element type, length, operator, root), and a rank that finds another one than its
+//! own among them stops there, as all others do.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_pg::reduce::{Contribution, reduce};
 use phalanx_pg::{
-    Buffer, Call, Done, Error, ErrorKind, Payload, ReduceOp, Result, explicit_counts,
+    Buffer, Call, Done, Error, ErrorKind, Fingerprint, Payload, ReduceOp, Result, explicit_counts,
 };
 
 use crate::mailbox::Data;
@@ -41,20 +44,31 @@ pub(crate) trait Exchange {
     fn exchange(&self, part: u32, outgoing: Vec<Data>) -> Result<Vec<Data>>;
 }
 
-/// Runs a collective to its end.
-pub(crate) fn run(call: Call, ranks: &dyn Exchange) -> Result<Done> {
+/// Runs the collective with number `seq` to its end.
+pub(crate) fn run(call: Call, seq: u64, ranks: &dyn Exchange) -> Result<Done> {
+    let print = Fingerprint::of(&call, seq);
+    let differ = Cell::new(false);
+    let step = |part| Step {
+        part,
+        print,
+        differ: &differ,
+        ranks,
+    };
     match call {
-        Call::Batch(calls) => batch(calls, ranks),
-        call => Step { part: 0, ranks }.run(call),
+        Call::Batch(calls) => batch(calls, step),
+        call => step(0).run(call),
     }
 }
 
-/// Goes through all calls even if one fails for its lengths: the other ranks do too.
-fn batch(calls: Vec<Call>, ranks: &dyn Exchange) -> Result<Done> {
+/// Ranks with different batches find that in the first exchange, and stop. Ranks with equal ones go
+/// through all calls even if one fails for its split sizes.
+fn batch<'a>(calls: Vec<Call>, step: impl Fn(u32) -> Step<'a>) -> Result<Done> {
     let mut results = Vec::with_capacity(calls.len());
     for (part, call) in (0..).zip(calls) {
-        let result = Step { part, ranks }.run(call);
-        if result.as_ref().is_err_and(|err| !err.leaves_group_usable()) {
+        let step = step(part);
+        let result = step.run(call);
+        let over = |err: &Error| !err.leaves_group_usable() || step.differ.get();
+        if result.as_ref().is_err_and(over) {
             return result;
         }
         results.push(result);
@@ -69,6 +83,10 @@ fn batch(calls: Vec<Call>, ranks: &dyn Exchange) -> Result<Done> {
 /// One collective of a batch, or the only one.
 struct Step<'a> {
     part: u32,
+    /// Of the whole call, also for a part of a batch.
+    print: Fingerprint,
+    /// Set when another rank's is a different one.
+    differ: &'a Cell<bool>,
     ranks: &'a dyn Exchange,
 }
 
@@ -76,11 +94,11 @@ impl Step<'_> {
     fn run(&self, call: Call) -> Result<Done> {
         match call {
             Call::AllReduce { buf, op } => {
-                let came = self.to_all(contribution(op, buf.as_bytes()?))?;
+                let came = self.to_all(self.contribution(op, buf.as_bytes()?))?;
                 combine(op, &came, buf)
             }
             Call::Reduce { buf, op, root } => {
-                let came = self.to_root(root, || Ok(contribution(op, buf.as_bytes()?)))?;
+                let came = self.to_root(root, || Ok(self.contribution(op, buf.as_bytes()?)))?;
                 match self.is(root) {
                     true => combine(op, &came, buf),
                     false => Ok(buf.into()),
@@ -89,14 +107,14 @@ impl Step<'_> {
             Call::ReduceScatter { input, output, op } => {
                 let parts = equal_parts(self.size(), output.byte_len());
                 let came = self.parts(&parts, |part| {
-                    Ok(contribution(op, &input.as_bytes()?[part]))
+                    Ok(self.contribution(op, &input.as_bytes()?[part]))
                 })?;
                 combine(op, &came, output)
             }
             Call::Broadcast { data, root } => self.broadcast(data, root),
             Call::AllGather { input, output } => {
                 let parts = equal_parts(self.size(), input.byte_len());
-                let came = self.to_all(copy(input.as_bytes()?))?;
+                let came = self.to_all(self.message(&[input.as_bytes()?]))?;
                 line_up(&came, &parts, output)
             }
             Call::Gather {
@@ -105,7 +123,7 @@ impl Step<'_> {
                 root,
             } => {
                 let parts = equal_parts(self.size(), input.byte_len());
-                let came = self.to_root(root, || Ok(copy(input.as_bytes()?)))?;
+                let came = self.to_root(root, || Ok(self.message(&[input.as_bytes()?])))?;
                 match output {
                     Some(output) => line_up(&came, &parts, output),
                     None => Ok(Done::default()),
@@ -118,8 +136,8 @@ impl Step<'_> {
             } => {
                 let parts = equal_parts(self.size(), output.byte_len());
                 let came = self.parts(&parts, |part| match &input {
-                    Some(input) => Ok(copy(&input.as_bytes()?[part])),
-                    None => Ok(Data::default()),
+                    Some(input) => Ok(self.message(&[&input.as_bytes()?[part]])),
+                    None => Ok(self.message(&[])),
                 })?;
                 take(root, &came[root], output)
             }
@@ -131,10 +149,11 @@ impl Step<'_> {
             } => {
                 let sent = self.counted_parts(&send_counts, &input);
                 let room = self.counted_parts(&recv_counts, &output);
-                let came = self.parts(&sent, |part| Ok(copy(&input.as_bytes()?[part])))?;
+                let came =
+                    self.parts(&sent, |part| Ok(self.message(&[&input.as_bytes()?[part]])))?;
                 line_up(&came, &room, output)
             }
-            Call::Barrier => self.to_all(Data::default()).map(|_| Done::default()),
+            Call::Barrier => self.to_all(self.message(&[])).map(|_| Done::default()),
             other => Err(Error::unsupported(format!(
                 "the reference backend has no collective {}",
                 other.kind()
@@ -144,8 +163,8 @@ impl Step<'_> {
 
     fn broadcast(&self, data: Payload, root: usize) -> Result<Done> {
         let mine = match self.is(root) {
-            true => copy(data.buffer().as_bytes()?),
-            false => Data::default(),
+            true => self.message(&[data.buffer().as_bytes()?]),
+            false => self.message(&[]),
         };
         let came = self.to_all(mine)?;
         match data {
@@ -162,24 +181,53 @@ impl Step<'_> {
         self.ranks.rank() == root
     }
 
-    fn to_all(&self, data: Data) -> Result<Vec<Data>> {
-        let outgoing = vec![data; self.size()];
-        self.ranks.exchange(self.part, outgoing)
+    /// What goes to a rank: the call's fingerprint, and these bytes.
+    fn message(&self, content: &[&[u8]]) -> Data {
+        let mut bytes = self.print.encode();
+        content
+            .iter()
+            .for_each(|part| bytes.extend_from_slice(part));
+        Arc::new(bytes)
     }
 
-    fn to_root(&self, root: usize, data: impl FnOnce() -> Result<Data>) -> Result<Vec<Data>> {
-        let mut outgoing = vec![Data::default(); self.size()];
+    /// A rank's part in a reduction, behind its factor.
+    fn contribution(&self, op: ReduceOp, bytes: &[u8]) -> Data {
+        let factor = Contribution::new(op, bytes).factor.to_le_bytes();
+        self.message(&[&factor, bytes])
+    }
+
+    /// What came from each rank, now that all of it is there and belongs to the same call.
+    fn exchange(&self, outgoing: Vec<Data>) -> Result<Vec<Content>> {
+        let came = self.ranks.exchange(self.part, outgoing)?;
+        let print = |data: &Data| {
+            let print = data.get(..Fingerprint::LEN).unwrap_or_default();
+            Fingerprint::decode(print)
+        };
+        let prints: Vec<Fingerprint> = came.iter().map(print).collect::<Result<_>>()?;
+        if let Some(err) = Fingerprint::mismatch(&prints, self.ranks.rank()) {
+            self.differ.set(true);
+            return Err(err);
+        }
+        Ok(came.into_iter().map(Content).collect())
+    }
+
+    fn to_all(&self, data: Data) -> Result<Vec<Content>> {
+        self.exchange(vec![data; self.size()])
+    }
+
+    fn to_root(&self, root: usize, data: impl FnOnce() -> Result<Data>) -> Result<Vec<Content>> {
+        let mut outgoing = vec![self.message(&[]); self.size()];
         outgoing[root] = data()?;
-        self.ranks.exchange(self.part, outgoing)
+        self.exchange(outgoing)
     }
 
     fn parts(
         &self,
         parts: &[Range<usize>],
         data: impl Fn(Range<usize>) -> Result<Data>,
-    ) -> Result<Vec<Data>> {
+    ) -> Result<Vec<Content>> {
         let outgoing = parts.iter().cloned().map(data).collect::<Result<_>>()?;
-        self.ranks.exchange(self.part, outgoing)
+        self.exchange(outgoing)
     }
 
     /// Where the parts of an all-to-all are, in bytes.
@@ -199,25 +247,25 @@ fn equal_parts(count: usize, bytes: usize) -> Vec<Range<usize>> {
     (0..count).map(|i| i * bytes..(i + 1) * bytes).collect()
 }
 
-fn copy(bytes: &[u8]) -> Data {
-    Arc::new(bytes.to_vec())
-}
-
 /// Bytes of a contribution before its elements: the factor of a premultiplied sum, which each
 /// rank has its own of.
 const FACTOR_LEN: usize = size_of::<f64>();
 
-fn contribution(op: ReduceOp, bytes: &[u8]) -> Data {
-    let factor = Contribution::new(op, bytes).factor.to_le_bytes();
-    Arc::new([&factor[..], bytes].concat())
+/// A message whose fingerprint is right.
+struct Content(Data);
+
+impl Content {
+    fn bytes(&self) -> &[u8] {
+        &self.0[Fingerprint::LEN..]
+    }
 }
 
 /// Reduces all contributions into `out`.
-fn combine(op: ReduceOp, came: &[Data], mut out: Buffer) -> Result<Done> {
+fn combine(op: ReduceOp, came: &[Content], mut out: Buffer) -> Result<Done> {
     let mut parts = Vec::with_capacity(came.len());
-    for (rank, data) in came.iter().enumerate() {
-        let Some((factor, bytes)) = data.split_first_chunk::<FACTOR_LEN>() else {
-            let what = format!("rank {rank} called something that is no {}", op.name());
+    for (rank, content) in came.iter().enumerate() {
+        let Some((factor, bytes)) = content.bytes().split_first_chunk::<FACTOR_LEN>() else {
+            let what = format!("rank {rank} sent no factor for {}", op.name());
             return Err(Error::new(ErrorKind::Mismatch, what).from_peer(rank));
         };
         check_len(rank, bytes.len(), out.byte_len())?;
@@ -230,19 +278,19 @@ fn combine(op: ReduceOp, came: &[Data], mut out: Buffer) -> Result<Done> {
 }
 
 /// Puts each rank's message where its part is.
-fn line_up(came: &[Data], parts: &[Range<usize>], mut out: Buffer) -> Result<Done> {
+fn line_up(came: &[Content], parts: &[Range<usize>], mut out: Buffer) -> Result<Done> {
     let bytes = out.as_bytes_mut()?;
-    for (rank, (data, part)) in came.iter().zip(parts).enumerate() {
-        check_len(rank, data.len(), part.len())?;
-        bytes[part.clone()].copy_from_slice(data);
+    for (rank, (content, part)) in came.iter().zip(parts).enumerate() {
+        check_len(rank, content.bytes().len(), part.len())?;
+        bytes[part.clone()].copy_from_slice(content.bytes());
     }
     Ok(out.into())
 }
 
-fn take(from: usize, data: &Data, mut out: Buffer) -> Result<Done> {
+fn take(from: usize, content: &Content, mut out: Buffer) -> Result<Done> {
     let bytes = out.as_bytes_mut()?;
-    check_len(from, data.len(), bytes.len())?;
-    bytes.copy_from_slice(data);
+    check_len(from, content.bytes().len(), bytes.len())?;
+    bytes.copy_from_slice(content.bytes());
     Ok(out.into())
 }
 

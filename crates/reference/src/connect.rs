@@ -4,8 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use phalanx_pg::{Error, ErrorKind, Place, Result};
-use phalanx_store::Deadline;
+use phalanx_pg::{Error, Place, Result};
 
 use crate::member::Member;
 
@@ -26,8 +25,9 @@ pub(crate) struct Seat<'a> {
     pub(crate) members: Vec<usize>,
     /// For the group's operations.
     pub(crate) timeout: Duration,
-    /// The group it is split from: if that breaks, there is nothing to wait for.
-    pub(crate) parent: Option<&'a Member>,
+    /// The group it is split from, and the members' ranks there: if that breaks, or if one of them
+    /// has left it, there is nothing to wait for.
+    pub(crate) parent: Option<(&'a Member, &'a [usize])>,
 }
 
 /// The identity of the group `name` of these members, split from the group `parent`.
@@ -61,37 +61,5 @@ impl Seat<'_> {
              group name once",
             self.rank, self.name
         ))
-    }
-}
-
-/// A wait for peers: ends at a deadline, or when it has become pointless.
-pub(crate) struct Patience<'a> {
-    pub(crate) deadline: Deadline,
-    parent: Option<&'a Member>,
-}
-
-impl<'a> Patience<'a> {
-    /// How long a rank sits still before it looks up.
-    pub(crate) const GLANCE: Duration = Duration::from_millis(100);
-
-    pub(crate) fn new(limit: Duration, parent: Option<&'a Member>) -> Self {
-        Self {
-            deadline: Deadline::after(limit),
-            parent,
-        }
-    }
-
-    /// The next stretch of waiting, or what ends it; `late` makes the error of the deadline.
-    pub(crate) fn stretch(&self, late: impl FnOnce(Duration) -> String) -> Result<Duration> {
-        if let Some(cause) = self.parent.and_then(Member::broken) {
-            return Err(Error::broken_by(&cause));
-        }
-        match self.deadline.passed() {
-            true => Err(Error::new(
-                ErrorKind::Timeout,
-                late(self.deadline.elapsed()),
-            )),
-            false => Ok(self.deadline.left().min(Self::GLANCE)),
-        }
     }
 }

@@ -37,8 +37,6 @@ pub struct ReferenceGroup {
 impl ReferenceGroup {
     /// All ranks of a group inside this process, to be handed to one thread each.
     ///
-    /// Dropping one is to the others as if that rank had died.
-    ///
     /// ```
     /// use phalanx_pg::{ProcessGroupExt, ReduceOp};
     /// use phalanx_reference::ReferenceGroup;
@@ -158,17 +156,17 @@ impl ProcessGroup for ReferenceGroup {
 
     fn split(&self, ranks: &[usize], name: &str) -> Result<Option<Arc<dyn ProcessGroup>>> {
         let place = self.member.place();
-        check_members(ranks, self.size()).map_err(|err| err.at(place.clone()))?;
+        check_members(ranks, self.size()).map_err(|err| err.during("split").at(place.clone()))?;
         let Some(rank) = ranks.iter().position(|&rank| rank == self.rank()) else {
             return Ok(None);
         };
-        if let Some(cause) = self.member.broken() {
-            return Err(Error::broken_by(&cause).at(place.clone()));
+        if let Some(cause) = self.member.hopeless(ranks) {
+            return Err(Error::broken_by(&cause).during("split").at(place.clone()));
         }
         self.lane.check_usable()?;
         if !self.splits.lock().insert(name.to_owned()) {
             let what = format!("a group {name:?} has been split from this one before");
-            return Err(Error::invalid(what).at(place.clone()));
+            return Err(Error::invalid(what).during("split").at(place.clone()));
         }
         let members: Vec<usize> = ranks.iter().map(|&rank| self.global_ranks[rank]).collect();
         let seat = Seat {
@@ -177,7 +175,7 @@ impl ProcessGroup for ReferenceGroup {
             rank,
             members,
             timeout: self.timeout(),
-            parent: Some(&self.member),
+            parent: Some((&self.member, ranks)),
         };
         Self::join(&seat, &self.meeting).map(Some)
     }
@@ -190,10 +188,12 @@ impl ProcessGroup for ReferenceGroup {
     }
 
     fn shutdown(&self) -> Result<()> {
-        self.member.settle()?;
-        let barrier = self.submit(Call::Barrier, &CallOptions::blocking())?;
-        barrier.wait()?;
-        self.lane.close(self.timeout())?;
+        let ended = self.member.settle().and_then(|()| {
+            let barrier = self.submit(Call::Barrier, &CallOptions::blocking())?;
+            barrier.wait()?;
+            self.lane.close(self.timeout())
+        });
+        ended.map_err(|err| err.during("shutdown"))?;
         self.member.say_goodbye();
         Ok(())
     }

@@ -15,20 +15,29 @@
 //! | `member/` | one rank's state between callers, transport and clock; how a group ends |
 //! | `transport.rs` | what carries messages: `threads.rs`, `tcp.rs` |
 //! | `connect.rs` | how ranks meet: `threads.rs`, `sockets.rs` |
-//! | `wire.rs`, `hello.rs`, `notice.rs` | what travels on a connection, byte by byte |
+//! | `wire.rs` | what travels on a connection, byte by byte |
 //!
 //! # How a group ends
 //!
 //! | what happens | what every other rank's operations fail with |
 //! |---|---|
-//! | [`abort`](phalanx_pg::ProcessGroup::abort) | `Aborted`, with the reason |
-//! | a process dies, a group is dropped | `PeerLost`, naming the rank |
+//! | [`abort`](phalanx_pg::ProcessGroup::abort) | `Aborted`, with the reason, at once |
+//! | a group is dropped without a shutdown | `Aborted`, naming the rank, when it is needed |
+//! | a process dies | `PeerLost`, naming the rank, when it is needed |
 //! | an operation runs out of time | `Timeout`, naming the ranks that did not come |
 //! | [`shutdown`](phalanx_pg::ProcessGroup::shutdown) everywhere | nothing |
 //!
 //! The first cause reaches everybody: whoever meets it tells all others and closes its
-//! connections. Operations that another operation's failure ends say so and quote it. Messages of
-//! unexpected length fail their operation only.
+//! connections. Operations that another operation's failure ends say so and quote it.
+//!
+//! A rank that drops its group says so behind all that it has sent, and a process that dies says
+//! nothing behind it. An operation that has everything it needs from that rank succeeds, whenever
+//! it comes to it; one that needs more fails, and with it the group. So a rank may go as soon as its
+//! own last operation is through.
+//!
+//! Ranks that call different things are told so, all of them and with both sides: every message of
+//! a collective begins with the [`Fingerprint`](phalanx_pg::Fingerprint) of its call. That, and a
+//! message of unexpected length, fails the operation only.
 //!
 //! # Not done
 //!
@@ -39,10 +48,8 @@
 mod collective;
 mod connect;
 mod group;
-mod hello;
 mod mailbox;
 mod member;
-mod notice;
 mod options;
 mod pending;
 mod sockets;

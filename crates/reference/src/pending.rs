@@ -1,10 +1,8 @@
 //! Point-to-point operations that are not finished yet.
 
-use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::Mutex;
-use phalanx_pg::{Buffer, CallKind, Completer, Done, Error, ErrorKind, Place, Result};
+use phalanx_pg::{Buffer, CallKind, Done, Error, ErrorKind, Part, Place, Result};
 
 use crate::collective::check_len;
 use crate::mailbox::Letter;
@@ -20,15 +18,13 @@ pub(crate) struct Pending {
     /// A receive's memory.
     buf: Option<Buffer>,
     /// Which result of which operation it is.
-    tally: Arc<Tally>,
-    index: usize,
+    part: Part,
 }
 
 impl Pending {
-    /// Call number `index` of the operation `tally`; a receive if it has a buffer.
+    /// This part of an operation; a receive if it has a buffer.
     pub(crate) fn new(
-        tally: &Arc<Tally>,
-        index: usize,
+        part: Part,
         peer: Option<usize>,
         tag: u32,
         buf: Option<Buffer>,
@@ -46,9 +42,12 @@ impl Pending {
             deadline,
             since,
             buf,
-            tally: Arc::clone(tally),
-            index,
+            part,
         }
+    }
+
+    pub(crate) fn is_receive(&self) -> bool {
+        self.kind == CallKind::Recv
     }
 
     /// Where its error happened: `place` says whose it is.
@@ -73,13 +72,13 @@ impl Pending {
 
     /// The send has gone out.
     pub(crate) fn sent(self) {
-        self.tally.end(self.index, Ok(Done::default()));
+        self.part.end(Ok(Done::default()));
     }
 
     /// The receive's message has come.
     pub(crate) fn received(mut self, letter: &Letter, place: &Place) {
         let result = self.fill(letter).map_err(|err| err.at(self.place(place)));
-        self.tally.end(self.index, result);
+        self.part.end(result);
     }
 
     fn fill(&mut self, letter: &Letter) -> Result<Done> {
@@ -101,7 +100,7 @@ impl Pending {
     /// It ends with this error.
     pub(crate) fn fail_as(self, err: Error) {
         let err = err.at(self.place(&Place::default()));
-        self.tally.end(self.index, Err(err));
+        self.part.end(Err(err));
     }
 }
 
@@ -110,69 +109,10 @@ impl Pending {
 /// A lost peer and an abort are every operation's own error. The failure of some other operation
 /// is quoted instead.
 pub(crate) fn because(cause: &Error, place: Place) -> Error {
-    match cause.place().call {
-        None => cause.clone().at(place),
-        Some(_) => Error::broken_by(cause).at(place),
-    }
-}
-
-/// Gathers the results of the calls of one operation.
-#[derive(Debug)]
-pub(crate) struct Tally {
-    open: Mutex<Option<Open>>,
-}
-
-#[derive(Debug)]
-struct Open {
-    completer: Completer,
-    parts: Vec<Option<Done>>,
-    left: usize,
-    /// A batch: its result has parts.
-    batch: bool,
-}
-
-impl Tally {
-    /// For a batch of `calls`, or for a single call.
-    pub(crate) fn new(completer: Completer, calls: usize, batch: bool) -> Arc<Self> {
-        completer.start();
-        let open = Open {
-            completer,
-            parts: (0..calls).map(|_| None).collect(),
-            left: calls,
-            batch,
-        };
-        Arc::new(Self {
-            open: Mutex::new(Some(open)),
-        })
-    }
-
-    /// Call number `index` ended. The first failure, or the last success, ends the operation.
-    fn end(&self, index: usize, result: Result<Done>) {
-        let mut slot = self.open.lock();
-        let Some(open) = slot.as_mut() else { return };
-        let result = match result {
-            Err(err) => Err(err),
-            Ok(done) => {
-                open.parts[index] = Some(done);
-                open.left -= 1;
-                if open.left > 0 {
-                    return;
-                }
-                let mut parts = std::mem::take(&mut open.parts).into_iter().flatten();
-                Ok(match open.batch {
-                    true => Done {
-                        parts: parts.collect(),
-                        ..Done::default()
-                    },
-                    false => parts.next().unwrap_or_default(),
-                })
-            }
-        };
-        let open = slot.take();
-        // Wakes somebody, who must not find the lock taken.
-        drop(slot);
-        if let Some(open) = open {
-            open.completer.complete(result);
-        }
+    let own = Error::new(cause.kind(), cause.message());
+    match (cause.kind(), cause.peer()) {
+        (ErrorKind::PeerLost | ErrorKind::Aborted, Some(peer)) => own.from_peer(peer).at(place),
+        (ErrorKind::PeerLost | ErrorKind::Aborted, None) => own.at(place),
+        _ => Error::broken_by(cause).at(place),
     }
 }

@@ -13,18 +13,20 @@ use phalanx_store::Deadline;
 
 use crate::mailbox::{Data, Label};
 use crate::member::Member;
-use crate::notice::Notice;
 use crate::transport::{Farewell, Ticket, Transport};
 use crate::wire::{Assembly, HEADER_LEN, Header, MAX_CHUNK};
+use phalanx_pg::Notice;
 
-/// How long a rank that leaves waits for its farewell to go out and for the peers to leave too.
+/// How long a rank that has left goes on reading, so that its socket does not refuse what a peer
+/// still sends and take the farewell with it.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// One rank's connections.
 pub(crate) struct Mesh {
     /// By rank; none to itself.
     links: Vec<Option<Link>>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    readers: Mutex<Vec<JoinHandle<()>>>,
+    writers: Mutex<Vec<JoinHandle<()>>>,
 }
 
 struct Link {
@@ -63,27 +65,22 @@ impl Mesh {
         };
         let mesh = Arc::new(Mesh {
             links: streams.into_iter().map(|s| s.map(link)).collect(),
-            threads: Mutex::default(),
+            readers: Mutex::default(),
+            writers: Mutex::default(),
         });
         // First, since what a thread meets may end the group.
         member.attach(Arc::clone(&mesh) as Arc<dyn Transport>);
         let started = mesh.peers().try_for_each(|(peer, link)| {
             let (read, write) = (copy_of(&link.stream)?, copy_of(&link.stream)?);
             let (own, outbox) = (Arc::clone(member), Arc::clone(&link.outbox));
-            mesh.spawn(move || read_all(&own, peer, read))?;
+            let reader = spawn(move || read_all(&own, peer, read))?;
+            mesh.readers.lock().push(reader);
             let own = Arc::clone(member);
-            mesh.spawn(move || write_all(&own, &outbox, write))
+            let writer = spawn(move || write_all(&own, peer, &outbox, write))?;
+            mesh.writers.lock().push(writer);
+            Ok(())
         });
         started.inspect_err(|_| member.leave())
-    }
-
-    fn spawn(&self, job: impl FnOnce() + Send + 'static) -> Result<()> {
-        let thread = std::thread::Builder::new().name("phalanx-peer".into());
-        let handle = thread
-            .spawn(job)
-            .map_err(|err| os_error("starting a thread", &err))?;
-        self.threads.lock().push(handle);
-        Ok(())
     }
 
     fn peers(&self) -> impl Iterator<Item = (usize, &Link)> {
@@ -119,23 +116,56 @@ impl Transport for Mesh {
         }
     }
 
-    fn join(&self) {
-        // A waker that runs in one of these threads may drop the group.
-        let own = std::thread::current().id();
-        let mut threads = std::mem::take(&mut *self.threads.lock());
-        threads.retain(|thread| thread.thread().id() != own);
-        let deadline = Deadline::after(LINGER);
-        while !deadline.passed() && !threads.iter().all(JoinHandle::is_finished) {
-            std::thread::sleep(Duration::from_millis(1));
+    fn join(&self, limit: Duration) {
+        let mut writers = std::mem::take(&mut *self.writers.lock());
+        let mut readers = std::mem::take(&mut *self.readers.lock());
+        if readers.is_empty() {
+            return;
         }
-        for (_, link) in self.peers() {
-            // Not connected any more is what is wanted.
-            let _ = link.stream.shutdown(Shutdown::Both);
+        wait_for(&mut writers, limit);
+        // What did not go out by now is given up, but not what a peer is about to say.
+        let streams: Vec<TcpStream> = self
+            .peers()
+            .filter_map(|(_, link)| link.stream.try_clone().ok())
+            .collect();
+        for stream in &streams {
+            let _ = stream.shutdown(Shutdown::Write);
         }
-        for thread in threads {
-            if thread.join().is_err() {
-                tracing::error!(target: "phalanx::reference", "a thread of a connection panicked");
+        let cut = move || {
+            wait_for(&mut readers, LINGER);
+            for stream in streams {
+                // Not connected any more is what is wanted.
+                let _ = stream.shutdown(Shutdown::Both);
             }
+            wait_for(&mut readers, LINGER);
+        };
+        if let Err(err) = spawn(cut) {
+            tracing::debug!(target: "phalanx::reference", "leaving at once: {err}");
+            for (_, link) in self.peers() {
+                let _ = link.stream.shutdown(Shutdown::Both);
+            }
+        }
+    }
+}
+
+fn spawn(job: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let thread = std::thread::Builder::new().name("phalanx-peer".into());
+    let spawned = thread.spawn(job);
+    spawned.map_err(|err| os_error("starting a thread", &err))
+}
+
+/// Waits for threads to end, for `limit` at most, and forgets those that have.
+fn wait_for(threads: &mut Vec<JoinHandle<()>>, limit: Duration) {
+    let deadline = Deadline::after(limit);
+    // A waker that runs in one of them may drop the group.
+    let own = std::thread::current().id();
+    threads.retain(|thread| thread.thread().id() != own);
+    while !deadline.passed() && !threads.iter().all(JoinHandle::is_finished) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for thread in threads.extract_if(.., |thread| thread.is_finished()) {
+        if thread.join().is_err() {
+            tracing::error!(target: "phalanx::reference", "a thread of a connection panicked");
         }
     }
 }
@@ -180,25 +210,33 @@ fn read_some(
                 }
             }
             Header::Goodbye => member.said_goodbye(peer),
-            Header::Abort { len } => {
-                let mut bytes = vec![0; len];
-                stream.read_exact(&mut bytes).map_err(cut)?;
-                let notice = Notice::decode(&bytes, member.size());
-                let no_notice = || nonsense("an abort that cannot be read".into());
-                member.told(&notice.ok_or_else(no_notice)?);
-            }
+            Header::Left { len } => member.left(peer, &read_notice(member, stream, len)?),
+            Header::Abort { len } => member.told(&read_notice(member, stream, len)?),
         }
     }
+}
+
+fn read_notice(
+    member: &Member,
+    stream: &mut BufReader<TcpStream>,
+    len: usize,
+) -> Result<Notice, String> {
+    let mut bytes = vec![0; len];
+    let read = stream.read_exact(&mut bytes);
+    read.map_err(|err| format!("its connection broke: {err}"))?;
+    let notice = Notice::decode(&bytes, member.size());
+    notice.ok_or_else(|| "it sent a notice that cannot be read".into())
 }
 
 /// The thread that writes to one peer, until the farewell.
 ///
 /// That a peer is gone is for the reader to find out: it may have said why before it went.
-fn write_all(member: &Member, outbox: &Outbox, stream: TcpStream) {
+fn write_all(member: &Member, peer: usize, outbox: &Outbox, stream: TcpStream) {
     let mut stream = BufWriter::with_capacity(64 << 10, stream);
     let written = write_until_farewell(member, outbox, &mut stream);
     if let Err(err) = written {
-        tracing::debug!(target: "phalanx::reference", "writing to a peer: {err}");
+        tracing::debug!(target: "phalanx::reference", "writing to rank {peer}: {err}");
+        member.deaf(peer);
     }
     // The peer reads to the end; reading goes on here until it has done the same.
     let _ = stream.get_ref().shutdown(Shutdown::Write);
@@ -219,15 +257,19 @@ fn write_until_farewell(
                     member.sent(ticket);
                 }
             }
-            Next::Farewell(Farewell::Silent) => return stream.flush(),
-            Next::Farewell(Farewell::Goodbye) => {
-                stream.write_all(&Header::Goodbye.encode())?;
-                return stream.flush();
-            }
-            Next::Farewell(Farewell::Abort(notice)) => {
-                let notice = notice.encode();
-                let len = notice.len();
-                stream.write_all(&Header::Abort { len }.encode())?;
+            Next::Farewell(farewell) => {
+                let (header, notice) = match farewell {
+                    Farewell::Goodbye => (Header::Goodbye, vec![]),
+                    Farewell::Left(notice) => {
+                        let notice = notice.encode();
+                        (Header::Left { len: notice.len() }, notice)
+                    }
+                    Farewell::Abort(notice) => {
+                        let notice = notice.encode();
+                        (Header::Abort { len: notice.len() }, notice)
+                    }
+                };
+                stream.write_all(&header.encode())?;
                 stream.write_all(&notice)?;
                 return stream.flush();
             }
@@ -298,4 +340,59 @@ fn copy_of(stream: &TcpStream) -> Result<TcpStream> {
 /// The operating system refused `what`.
 pub(crate) fn os_error(what: &str, err: &std::io::Error) -> Error {
     Error::new(ErrorKind::Backend, format!("{what}: {err}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::connect::{Seat, identity};
+
+    /// Rank 0 of a group of two whose other rank is a bare socket.
+    fn beside_a_stranger() -> (Arc<Member>, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stranger = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let members = vec![0, 1];
+        let seat = Seat {
+            name: "pair".into(),
+            identity: identity("", "pair", &members),
+            rank: 0,
+            members,
+            timeout: Duration::from_secs(30),
+            parent: None,
+        };
+        let member = Member::new(&seat, 0);
+        let (stream, _) = listener.accept().unwrap();
+        Mesh::start(&member, vec![None, Some(stream)]).unwrap();
+        (member, stranger)
+    }
+
+    #[test]
+    fn a_rank_that_leaves_does_not_wait_for_a_peer_that_stays() {
+        for broken in [false, true] {
+            let (member, mut stranger) = beside_a_stranger();
+            if broken {
+                member.fail(&Error::new(ErrorKind::Aborted, "enough"));
+            }
+            member.leave();
+            // It has left, and what the peer still sends is read and not refused.
+            let empty = Header::Chunk {
+                label: Label::Tag(0),
+                last: true,
+                len: 0,
+            };
+            for _ in 0..100 {
+                stranger.write_all(&empty.encode()).unwrap();
+            }
+            let mut farewell = Vec::new();
+            stranger.read_to_end(&mut farewell).unwrap();
+            let header = farewell.first_chunk().unwrap();
+            let header = Header::decode(header).unwrap();
+            match broken {
+                true => assert!(matches!(header, Header::Abort { .. }), "{header:?}"),
+                false => assert!(matches!(header, Header::Left { .. }), "{header:?}"),
+            }
+        }
+    }
 }

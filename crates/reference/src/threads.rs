@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use phalanx_pg::Result;
@@ -70,11 +71,11 @@ impl Transport for Threads {
         for peer in others.filter_map(|(_, peer)| peer.upgrade()) {
             match &farewell {
                 Farewell::Goodbye => peer.said_goodbye(self.rank),
+                Farewell::Left(notice) => peer.left(self.rank, notice),
                 Farewell::Abort(notice) => peer.told(notice),
-                Farewell::Silent => peer.lost(self.rank, "it dropped the group"),
             }
         }
     }
 
-    fn join(&self) {}
+    fn join(&self, _: Duration) {}
 }

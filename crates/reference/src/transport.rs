@@ -1,7 +1,9 @@
 //! What carries messages between ranks.
 
+use std::time::Duration;
+
 use crate::mailbox::{Data, Label};
-use crate::notice::Notice;
+use phalanx_pg::Notice;
 
 /// The number of a send, by which its [`Member`](crate::member::Member) knows it.
 pub(crate) type Ticket = u64;
@@ -18,8 +20,8 @@ pub(crate) trait Transport: Send + Sync {
     /// The last thing this rank says to all others.
     fn close(&self, farewell: Farewell);
 
-    /// Waits, a short while at most, until the farewell has gone out, and releases everything.
-    fn join(&self);
+    /// Waits until the farewell has gone out, for `limit` at most.
+    fn join(&self, limit: Duration);
 }
 
 /// How a rank leaves its group.
@@ -27,8 +29,9 @@ pub(crate) trait Transport: Send + Sync {
 pub(crate) enum Farewell {
     /// In order.
     Goodbye,
+    /// It has dropped the group, or found that another rank has left it. Goes out behind all that
+    /// was sent before, which the others may still use.
+    Left(Notice),
     /// The group is broken, for this reason; what has not gone out yet is forgotten.
     Abort(Notice),
-    /// Without a word, as a process that dies. What finished operations have sent still goes out.
-    Silent,
 }

@@ -11,7 +11,7 @@
 //! Numbers are little endian.
 
 use crate::mailbox::Label;
-use crate::notice;
+use phalanx_pg::Notice;
 
 /// Bytes of a header.
 pub(crate) const HEADER_LEN: usize = 20;
@@ -26,6 +26,7 @@ const COLLECTIVE: u8 = 1;
 const TAG: u8 = 2;
 const GOODBYE: u8 = 3;
 const ABORT: u8 = 4;
+const LEFT: u8 = 5;
 
 /// A header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +39,8 @@ pub(crate) enum Header {
     },
     /// The sender shuts down; nothing follows.
     Goodbye,
+    /// The sender sends nothing more, and a notice why follows.
+    Left { len: usize },
     /// The sender's group is broken; a notice follows.
     Abort { len: usize },
 }
@@ -51,6 +54,7 @@ impl Header {
                 Label::Tag(tag) => (TAG, last, len, tag.into(), 0),
             },
             Self::Goodbye => (GOODBYE, true, 0, 0, 0),
+            Self::Left { len } => (LEFT, true, len, 0, 0),
             Self::Abort { len } => (ABORT, true, len, 0, 0),
         };
         let mut bytes = [0; HEADER_LEN];
@@ -89,8 +93,11 @@ impl Header {
                 _ => Err(format!("a tag of {id}")),
             },
             GOODBYE => Ok(Self::Goodbye),
+            LEFT => Ok(Self::Left {
+                len: bounded(Notice::MAX_LEN)?,
+            }),
             ABORT => Ok(Self::Abort {
-                len: bounded(notice::MAX_LEN)?,
+                len: bounded(Notice::MAX_LEN)?,
             }),
             other => Err(format!("a frame of kind {other}")),
         }
@@ -152,7 +159,8 @@ mod tests {
 
         #[test]
         fn what_decodes_is_in_bounds(bytes: [u8; HEADER_LEN]) {
-            if let Ok(Header::Chunk { len, .. } | Header::Abort { len }) = Header::decode(&bytes) {
+            use Header::{Abort, Chunk, Left};
+            if let Ok(Chunk { len, .. } | Left { len } | Abort { len }) = Header::decode(&bytes) {
                 prop_assert!(len <= MAX_CHUNK);
             }
         }

@@ -42,7 +42,7 @@ fn meet_the_end(group: &Group) -> [Error; 5] {
 }
 
 #[test]
-fn survivors_learn_which_rank_died() {
+fn peers_learn_which_rank_dropped_its_group() {
     for form in FORMS {
         let results = on_each(form.groups(4), |group| {
             sum(&group).unwrap();
@@ -56,21 +56,72 @@ fn survivors_learn_which_rank_died() {
         });
         for errors in results.into_iter().flatten() {
             for err in &errors {
-                assert_eq!(first_kind(err), ErrorKind::PeerLost, "{err}");
+                assert_eq!(first_kind(err), ErrorKind::Aborted, "{err}");
                 assert_eq!(err.peer(), Some(2), "{err}");
+                let text = err.to_string();
+                assert!(
+                    text.contains("rank 2 dropped the group without a shutdown"),
+                    "{text}"
+                );
             }
             let [running, _, posted, ..] = &errors;
-            assert_eq!(running.kind(), ErrorKind::PeerLost);
+            assert_eq!(running.kind(), ErrorKind::Aborted);
             assert_eq!(running.place().call, Some(CallKind::AllReduce));
             assert_eq!(running.place().seq, Some(1));
-            assert_eq!(posted.kind(), ErrorKind::PeerLost);
+            assert_eq!(posted.kind(), ErrorKind::Aborted);
             assert_eq!(posted.place().call, Some(CallKind::Recv));
         }
     }
 }
 
 #[test]
-fn a_death_while_idle_fails_the_next_operation() {
+fn what_a_rank_has_finished_counts_after_it_has_left() {
+    for form in FORMS {
+        for round in 0..10 {
+            on_each(form.groups(3), move |group| {
+                // Long, so that others still receive when rank 2 is through.
+                let ones = || Buffer::from_vec(vec![1i32; 1 << 20]);
+                let sum = group.allreduce(ones(), ReduceOp::Sum).unwrap().wait();
+                let sum = sum.unwrap_or_else(|err| panic!("{form:?}, round {round}: {err}"));
+                assert!(sum.as_slice::<i32>().unwrap().iter().all(|&x| x == 3));
+                if group.rank() == 2 {
+                    return;
+                }
+                let err = group.allreduce(ones(), ReduceOp::Sum).unwrap().wait();
+                let err = err.unwrap_err();
+                assert_eq!(err.kind(), ErrorKind::Aborted, "{err}");
+                assert_eq!(err.message(), "rank 2 dropped the group without a shutdown");
+                assert_eq!(err.peer(), Some(2));
+            });
+        }
+    }
+}
+
+#[test]
+fn a_receive_from_anybody_waits_while_somebody_is_there() {
+    for form in FORMS {
+        on_each(form.groups(3), |group| match group.rank() {
+            0 => {
+                let first = group.recv_any(word(), 0).unwrap();
+                let second = group.recv_any(word(), 0).unwrap();
+                let third = group.recv_any(word(), 0).unwrap();
+                first.wait().unwrap();
+                second.wait().unwrap();
+                let err = third.wait().map(drop).unwrap_err();
+                assert_eq!(err.kind(), ErrorKind::Aborted, "{err}");
+            }
+            rank => {
+                // Rank 1 has left long before rank 2 sends.
+                std::thread::sleep(Duration::from_millis(50 * (rank as u64 - 1)));
+                let sent = group.send(word().freeze(), 0, 0).unwrap();
+                sent.wait().unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_left_while_others_were_idle_fails_their_next_operation() {
     for form in FORMS {
         let mut groups = form.groups(3);
         drop(groups.pop());
@@ -81,13 +132,13 @@ fn a_death_while_idle_fails_the_next_operation() {
             (first, send, sum(&group).unwrap_err())
         });
         for (first, send, later) in errors {
-            assert_eq!((first.kind(), first.peer()), (ErrorKind::PeerLost, Some(2)));
+            assert_eq!((first.kind(), first.peer()), (ErrorKind::Aborted, Some(2)));
             assert_eq!(first.place().seq, Some(0));
-            assert_eq!(first_kind(&send), ErrorKind::PeerLost, "{send}");
+            assert_eq!(first_kind(&send), ErrorKind::Aborted, "{send}");
             assert_eq!(later.kind(), ErrorKind::Broken);
             assert_eq!(
                 (first_kind(&later), later.peer()),
-                (ErrorKind::PeerLost, Some(2))
+                (ErrorKind::Aborted, Some(2))
             );
         }
     }
@@ -243,7 +294,7 @@ fn a_rank_that_goes_on_after_the_others_have_shut_down_is_told_so() {
                 return group.shutdown().unwrap();
             }
             // Meets the other's last barrier.
-            assert_eq!(sum(&group).unwrap_err().kind(), ErrorKind::Mismatch);
+            group.barrier().unwrap();
             let posted = group.recv(word(), 1, 0).and_then(phalanx_pg::Work::wait);
             for err in [posted.unwrap_err(), sum(&group).unwrap_err()] {
                 assert_eq!(
@@ -252,6 +303,128 @@ fn a_rank_that_goes_on_after_the_others_have_shut_down_is_told_so() {
                 );
                 assert!(err.to_string().contains("has shut the group down"), "{err}");
             }
+        });
+    }
+}
+
+#[test]
+fn ranks_that_call_different_things_all_get_both_sides_and_stay_in_step() {
+    fn allreduce(buf: Buffer, op: ReduceOp) -> Call {
+        Call::AllReduce { buf, op }
+    }
+    fn floats(len: usize) -> Buffer {
+        Buffer::from_vec(vec![1f32; len])
+    }
+    fn add() -> Call {
+        allreduce(word(), ReduceOp::Sum)
+    }
+    type Make = fn() -> Call;
+    let pairs: [(Make, Make, &str); 6] = [
+        (
+            || Call::Barrier,
+            || allreduce(floats(0), ReduceOp::Sum),
+            "call",
+        ),
+        (
+            || allreduce(floats(2), ReduceOp::Sum),
+            || Call::Broadcast {
+                data: floats(2).into(),
+                root: 1,
+            },
+            "call",
+        ),
+        (add, || allreduce(floats(1), ReduceOp::Sum), "element type"),
+        (add, || allreduce(word(), ReduceOp::Max), "operator"),
+        (
+            add,
+            || Call::Batch(vec![add()]),
+            "number of calls in the batch",
+        ),
+        (
+            || Call::Batch(vec![add(), add()]),
+            || Call::Batch(vec![add(), add(), add()]),
+            "number of calls in the batch",
+        ),
+    ];
+    for form in FORMS {
+        form.run(3, move |group| {
+            for (seq, (many, odd, aspect)) in pairs.iter().enumerate() {
+                let call = if group.rank() == 1 { odd() } else { many() };
+                let work = group.call(call, &CallOptions::default()).unwrap();
+                let err = work.wait().unwrap_err();
+                assert_eq!(err.kind(), ErrorKind::Mismatch, "{err}");
+                assert_eq!(err.place().seq, Some(seq as u64));
+                let text = err.to_string();
+                assert!(
+                    text.contains("called") && text.contains(aspect) && text.contains("rank 1"),
+                    "{text}"
+                );
+            }
+            assert_eq!(sum(group).unwrap().as_slice::<i32>().unwrap(), [3]);
+        });
+    }
+}
+
+#[test]
+fn a_shutdown_that_meets_another_call_fails_and_says_so() {
+    for form in FORMS {
+        on_each(form.groups(2), |group| {
+            let err = match group.rank() {
+                0 => sum(&group).unwrap_err(),
+                _ => group.shutdown().unwrap_err(),
+            };
+            assert_eq!(err.kind(), ErrorKind::Mismatch, "{err}");
+            let own = ["allreduce #0", "shutdown #0"][group.rank()];
+            assert!(err.to_string().contains(own), "{err}");
+            group.shutdown().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_shutdown_that_takes_too_long_says_what_it_is() {
+    for form in FORMS {
+        on_each(form.groups_with(2, &options(200)), |group| {
+            if group.rank() == 1 {
+                std::thread::sleep(Duration::from_millis(400));
+                return;
+            }
+            let err = group.shutdown().unwrap_err();
+            assert_eq!(err.kind(), ErrorKind::Timeout, "{err}");
+            assert!(err.to_string().contains(": shutdown #0 after"), "{err}");
+        });
+    }
+}
+
+#[test]
+fn an_abort_after_the_shutdown_changes_nothing() {
+    for form in FORMS {
+        on_each(form.groups(2), |group| {
+            group.shutdown().unwrap();
+            group.abort("too late");
+            assert_eq!(sum(&group).unwrap_err().kind(), ErrorKind::Closed);
+            let send = group.send(word().freeze(), 1 - group.rank(), 0);
+            assert_eq!(send.unwrap_err().kind(), ErrorKind::Closed);
+        });
+    }
+}
+
+#[test]
+fn a_split_with_a_rank_that_has_left_does_not_wait_for_it() {
+    for form in FORMS {
+        on_each(form.groups(3), move |group| {
+            sum(&group).unwrap();
+            if group.rank() == 2 {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+            let err = group.split(&[0, 1, 2], "all").map(drop).unwrap_err();
+            assert_eq!(first_kind(&err), ErrorKind::Aborted, "{err}");
+            assert_eq!(err.peer(), Some(2), "{err}");
+            // The two who are left may go on without it.
+            let pair = group.split(&[0, 1], "pair").unwrap().unwrap();
+            pair.barrier().unwrap();
+            pair.shutdown().unwrap();
         });
     }
 }

@@ -10,12 +10,18 @@ use phalanx_pg::{Error, ErrorKind, Place, Result};
 
 use crate::connect::Seat;
 use crate::mailbox::{Data, Delivery, Label, Letter, Mailbox};
-use crate::notice::Notice;
 use crate::pending::{Pending, because};
 use crate::transport::{Farewell, Ticket, Transport};
+use phalanx_pg::Notice;
 
 mod point_to_point;
 mod round;
+
+/// How long a rank that leaves waits for what it has sent to go out.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// The same for a rank whose group is broken: the others have nothing to lose but the reason.
+const BRIEFLY: Duration = Duration::from_millis(100);
 
 /// The meeting point of three parties: the caller who submits, the transport that delivers, and
 /// the clock. None of them waits for another with the lock held.
@@ -25,7 +31,7 @@ pub(crate) struct Member {
     size: usize,
     timeout: Duration,
     state: Mutex<State>,
-    /// A message for a collective came, or the group ended.
+    /// A message for a collective came or went out, or the group ended.
     arrived: Condvar,
     /// A point-to-point operation ended, or the group did.
     settled: Condvar,
@@ -38,9 +44,14 @@ struct State {
     phase: Phase,
     mailbox: Mailbox<Pending>,
     sends: HashMap<Ticket, Pending>,
+    /// Messages of collectives that have not gone out, and to whom they go.
+    flying: HashMap<Ticket, usize>,
     next_ticket: Ticket,
-    /// Who has shut the group down on its side.
-    gone: Vec<bool>,
+    /// Why nothing more comes from a rank, if it has left the group. What it sent before counts: it
+    /// fails the operations that need more of it, and no others.
+    gone: Vec<Option<Error>>,
+    /// To whom nothing can be sent any more.
+    deaf: Vec<bool>,
     /// When the thread that watches deadlines looks next; `None` if there is no thread yet.
     next_look: Option<Instant>,
 }
@@ -62,8 +73,10 @@ impl Member {
             phase: Phase::Open,
             mailbox: Mailbox::new(size),
             sends: HashMap::new(),
+            flying: HashMap::new(),
             next_ticket: 0,
-            gone: vec![false; size],
+            gone: vec![None; size],
+            deaf: vec![false; size],
             next_look: None,
         };
         Arc::new(Self {
@@ -144,7 +157,13 @@ impl Member {
 
     /// A message has gone out.
     pub(crate) fn sent(&self, ticket: Ticket) {
-        let pending = self.state.lock().sends.remove(&ticket);
+        let mut state = self.state.lock();
+        let landed = state.flying.remove(&ticket).is_some();
+        let pending = state.sends.remove(&ticket);
+        drop(state);
+        if landed {
+            self.arrived.notify_all();
+        }
         if let Some(pending) = pending {
             pending.sent();
             self.settled.notify_all();
@@ -153,21 +172,53 @@ impl Member {
 
     /// A peer has shut down in order.
     pub(crate) fn said_goodbye(&self, from: usize) {
-        let mut state = self.state.lock();
-        state.gone[from] = true;
-        let waited_for = state.pending().any(|pending| pending.peer == Some(from));
-        drop(state);
-        self.arrived.notify_all();
-        if waited_for {
-            self.fail(&has_left(from));
-        }
+        let what = format!("rank {from} has shut the group down");
+        self.gone(from, Error::new(ErrorKind::PeerLost, what).from_peer(from));
+    }
+
+    /// A peer sends nothing more, for the reason in its notice.
+    pub(crate) fn left(&self, from: usize, notice: &Notice) {
+        self.gone(from, notice.to_error());
     }
 
     /// Nothing more comes from a peer, for this reason.
     pub(crate) fn lost(&self, from: usize, reason: &str) {
-        if !self.state.lock().gone[from] {
+        if self.state.lock().gone[from].is_none() {
             let what = format!("rank {from} is lost: {reason}");
-            self.fail(&Error::new(ErrorKind::PeerLost, what).from_peer(from));
+            self.deaf(from);
+            self.gone(from, Error::new(ErrorKind::PeerLost, what).from_peer(from));
+        }
+    }
+
+    fn gone(&self, from: usize, why: Error) {
+        let mut state = self.state.lock();
+        state.gone[from] = Some(why.clone());
+        let nobody = (0..self.size).all(|rank| rank == self.rank || state.gone[rank].is_some());
+        let deaf = state.deaf[from];
+        // What is on its way to a rank that left in order may have been what it was waiting for.
+        let hopeless = |pending: &Pending| match pending.peer {
+            Some(peer) => peer == from && (deaf || pending.is_receive()),
+            None => nobody || deaf,
+        };
+        let waited_for = state.pending().any(hopeless);
+        drop(state);
+        self.arrived.notify_all();
+        if waited_for {
+            self.fail(&why);
+        }
+    }
+
+    /// Nothing more goes to a peer. Why not is for those to say who read from it, or have.
+    pub(crate) fn deaf(&self, to: usize) {
+        let mut state = self.state.lock();
+        state.deaf[to] = true;
+        state.flying.retain(|_, &mut peer| peer != to);
+        let waiting = state.sends.values().any(|send| send.peer == Some(to));
+        let gone = state.gone[to].clone().filter(|_| waiting);
+        drop(state);
+        self.arrived.notify_all();
+        if let Some(why) = gone {
+            self.fail(&why);
         }
     }
 
@@ -182,20 +233,41 @@ impl Member {
     /// Breaks the group, here and for everybody. The first cause stays.
     pub(crate) fn fail(&self, cause: &Error) {
         let notice = Notice::of(cause, self.rank);
-        self.end(cause.clone(), Farewell::Abort(notice));
+        // Who needs a rank that has left cannot go on, but others may have all they need.
+        let left = |rank: usize| self.state.lock().gone[rank].is_some();
+        let farewell = match cause.peer().is_some_and(left) {
+            true => Farewell::Left(notice),
+            false => Farewell::Abort(notice),
+        };
+        self.end(cause.clone(), farewell);
     }
 
-    /// Leaves without a word; the others take it for dead. Nothing if the group has ended.
+    /// Leaves a group that was not shut down. Nothing if it has ended.
     pub(crate) fn leave(&self) {
-        let what = "the group was dropped without a shutdown";
-        self.end(Error::new(ErrorKind::Aborted, what), Farewell::Silent);
-        self.transport().join();
+        let what = format!("rank {} dropped the group without a shutdown", self.rank);
+        let cause = Error::new(ErrorKind::Aborted, what);
+        let notice = Notice::of(&cause.clone().from_peer(self.rank), self.rank);
+        let limit = match self.broken() {
+            Some(_) => BRIEFLY,
+            None => LINGER,
+        };
+        self.end(cause, Farewell::Left(notice));
+        self.transport().join(limit);
     }
 
     /// Leaves in order.
     pub(crate) fn say_goodbye(&self) {
         self.end(closed(), Farewell::Goodbye);
-        self.transport().join();
+        self.transport().join(LINGER);
+    }
+
+    /// Why a group of these ranks cannot be split off any more, if it cannot.
+    pub(crate) fn hopeless(&self, ranks: &[usize]) -> Option<Error> {
+        let state = self.state.lock();
+        match &state.phase {
+            Phase::Broken(cause) => Some(cause.clone()),
+            _ => ranks.iter().find_map(|&rank| state.gone[rank].clone()),
+        }
     }
 
     fn end(&self, cause: Error, farewell: Farewell) {
@@ -223,6 +295,12 @@ impl Member {
 }
 
 impl State {
+    fn ticket(&mut self) -> Ticket {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        ticket
+    }
+
     fn pending(&self) -> impl Iterator<Item = &Pending> {
         self.mailbox.receives().chain(self.sends.values())
     }
@@ -245,11 +323,6 @@ impl State {
     }
 }
 
-fn has_left(peer: usize) -> Error {
-    let what = format!("rank {peer} has shut the group down");
-    Error::new(ErrorKind::PeerLost, what).from_peer(peer)
-}
-
 fn closed() -> Error {
     Error::new(ErrorKind::Closed, "the group has been shut down")
 }
@@ -259,3 +332,6 @@ impl fmt::Debug for Member {
         write!(f, "{:?}", self.place)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use phalanx_pg::{
-    Call, CallOptions, Error, ErrorKind, MAX_OUTSTANDING, RawWork, Result, completion,
+    Call, CallOptions, Error, ErrorKind, MAX_OUTSTANDING, RawWork, Result, Tally, completion,
 };
 
-use super::{Member, Phase, has_left};
+use super::{Member, Phase};
 use crate::mailbox::{Data, Label};
-use crate::pending::{Pending, Tally};
+use crate::pending::Pending;
 
 impl Member {
     /// Starts a send, a receive or a batch of them.
@@ -26,16 +26,16 @@ impl Member {
         };
         self.admit(&calls)?;
         let (completer, work) = completion();
-        let tally = Tally::new(completer, calls.len(), batch);
-        for (index, call) in calls.into_iter().enumerate() {
+        let parts = Tally::parts(completer, calls.len(), batch);
+        for (call, part) in calls.into_iter().zip(parts) {
             match call {
                 Call::Send { data, peer, tag } => {
                     let data = Arc::new(data.as_bytes()?.to_vec());
-                    let send = Pending::new(&tally, index, Some(peer), tag, None, deadline);
+                    let send = Pending::new(part, Some(peer), tag, None, deadline);
                     self.send(send, peer, Label::Tag(tag), data);
                 }
                 Call::Recv { buf, peer, tag } => {
-                    let receive = Pending::new(&tally, index, peer, tag, Some(buf), deadline);
+                    let receive = Pending::new(part, peer, tag, Some(buf), deadline);
                     self.post(receive);
                 }
                 other => {
@@ -67,14 +67,13 @@ impl Member {
             drop(state);
             return send.fail_as(err);
         }
-        let ticket = state.next_ticket;
-        state.next_ticket += 1;
+        let ticket = state.ticket();
         state.sends.insert(ticket, send);
-        let gone = state.gone[peer];
+        let gone = state.gone[peer].clone();
         drop(state);
         match gone {
-            true => self.fail(&has_left(peer)),
-            false => self.transport().send(peer, label, data, Some(ticket)),
+            Some(why) => self.fail(&why),
+            None => self.transport().send(peer, label, data, Some(ticket)),
         }
     }
 
@@ -86,11 +85,11 @@ impl Member {
             return receive.fail_as(err);
         }
         let matched = state.mailbox.post(from, label, receive);
-        let gone = from.filter(|&peer| state.gone[peer]);
+        let gone = from.and_then(|peer| state.gone[peer].clone());
         drop(state);
         match (matched, gone) {
             (Some((receive, letter)), _) => receive.received(&letter, &self.place),
-            (None, Some(peer)) => self.fail(&has_left(peer)),
+            (None, Some(why)) => self.fail(&why),
             (None, None) => {}
         }
     }

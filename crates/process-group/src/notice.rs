@@ -1,19 +1,18 @@
 //! Why a group broke, as its ranks tell each other.
 
-use phalanx_pg::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind};
 
 /// Longest text that travels; longer ones are cut.
-const MAX_TEXT: usize = 4096;
-
-/// Longest encoded form.
-pub(crate) const MAX_LEN: usize = FIXED_LEN + MAX_TEXT;
+const MAX_TEXT: usize = 1024;
 
 /// Kind, origin, whether there is a peer, peer.
 const FIXED_LEN: usize = 1 + 4 + 1 + 4;
 
-/// The first cause of a group's end. It is passed on unchanged, so every rank reports the same.
+/// The first cause of a group's end, as its ranks tell each other; for backends.
+///
+/// It is passed on unchanged, so every rank reports the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Notice {
+pub struct Notice {
     /// Who found it.
     origin: usize,
     kind: ErrorKind,
@@ -23,8 +22,11 @@ pub(crate) struct Notice {
 }
 
 impl Notice {
+    /// Longest encoded form.
+    pub const MAX_LEN: usize = FIXED_LEN + MAX_TEXT;
+
     /// What rank `origin`, whose group `cause` has broken, tells the others.
-    pub(crate) fn of(cause: &Error, origin: usize) -> Self {
+    pub fn of(cause: &Error, origin: usize) -> Self {
         let cause = std::iter::successors(Some(cause), |err| err.cause())
             .last()
             .unwrap_or(cause);
@@ -42,17 +44,19 @@ impl Notice {
     }
 
     /// The error that those who are told end with.
-    pub(crate) fn to_error(&self) -> Error {
+    pub fn to_error(&self) -> Error {
         let Self { origin, text, .. } = self;
-        let text = match self.kind {
-            ErrorKind::Aborted => format!("rank {origin} aborted the group: {text}"),
+        let text = match (self.kind, self.peer) {
+            (ErrorKind::Aborted, None) => format!("rank {origin} aborted the group: {text}"),
+            // Passed on unchanged: it says which rank it speaks of.
+            (ErrorKind::Aborted | ErrorKind::PeerLost, Some(_)) => text.clone(),
             _ => format!("rank {origin} reports: {text}"),
         };
         Error::new(self.kind, text).from_peer(self.peer.unwrap_or(*origin))
     }
 
     /// The form for the wire.
-    pub(crate) fn encode(&self) -> Vec<u8> {
+    pub fn encode(&self) -> Vec<u8> {
         let number = |rank: usize| u32::try_from(rank).unwrap_or(u32::MAX).to_le_bytes();
         let mut bytes = vec![code(self.kind)];
         bytes.extend(number(self.origin));
@@ -63,7 +67,7 @@ impl Notice {
     }
 
     /// Reads what a rank of a group of `size` has sent; `None` if it is no notice.
-    pub(crate) fn decode(bytes: &[u8], size: usize) -> Option<Self> {
+    pub fn decode(bytes: &[u8], size: usize) -> Option<Self> {
         let (fixed, text) = bytes.split_first_chunk::<FIXED_LEN>()?;
         let [kind, o0, o1, o2, o3, has_peer, p0, p1, p2, p3] = *fixed;
         let rank = |bytes| {
@@ -133,7 +137,7 @@ mod tests {
     #[test]
     fn a_long_reason_is_cut_between_characters() {
         let cause = Error::new(ErrorKind::Aborted, "ä".repeat(MAX_TEXT));
-        assert!(Notice::of(&cause, 0).encode().len() <= MAX_LEN);
+        assert!(Notice::of(&cause, 0).encode().len() <= Notice::MAX_LEN);
         let cause = Error::new(ErrorKind::Aborted, format!("x{}", "ä".repeat(MAX_TEXT)));
         let notice = Notice::of(&cause, 0);
         assert_eq!(Notice::decode(&notice.encode(), 1), Some(notice));

@@ -17,26 +17,26 @@ use phalanx_store::JobToken;
 use phalanx_store::token::{Handshake, LEN as PROOF_LEN, Nonce};
 
 /// First bytes of a connection; the last one is the version.
-const MAGIC: [u8; 8] = *b"PHLXREF\x01";
+const MAGIC: [u8; 8] = *b"PHLXPGR\x01";
 
 /// Last bytes of a handshake that went well.
-pub(crate) const WELCOME: [u8; 8] = *b"welcome\n";
+pub(super) const WELCOME: [u8; 8] = *b"welcome\n";
 
 /// Magic, group, from, to, whether there is a token, nonce.
-pub(crate) const HELLO_LEN: usize = 8 + 32 + 4 + 4 + 1 + 32;
+pub(super) const HELLO_LEN: usize = 8 + 32 + 4 + 4 + 1 + 32;
 
 /// The first thing a caller says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Hello {
-    pub(crate) group: Nonce,
-    pub(crate) from: usize,
-    pub(crate) to: usize,
-    pub(crate) token: bool,
-    pub(crate) nonce: Nonce,
+pub(super) struct Hello {
+    pub(super) group: Nonce,
+    pub(super) from: usize,
+    pub(super) to: usize,
+    pub(super) token: bool,
+    pub(super) nonce: Nonce,
 }
 
 impl Hello {
-    pub(crate) fn encode(&self) -> Vec<u8> {
+    pub(super) fn encode(&self) -> Vec<u8> {
         let number = |rank: usize| u32::try_from(rank).unwrap_or(u32::MAX).to_le_bytes();
         let mut bytes = Vec::with_capacity(HELLO_LEN);
         bytes.extend(MAGIC);
@@ -68,23 +68,23 @@ impl Hello {
 }
 
 /// What a proof between two ranks of a group is for.
-pub(crate) fn purpose(group: &str, from: usize, to: usize) -> String {
-    format!("phalanx reference group {group:?}, rank {from} to rank {to}")
+pub(super) fn purpose(group: &str, from: usize, to: usize) -> String {
+    format!("phalanx group {group:?}, rank {from} to rank {to}")
 }
 
 /// What a host knows before anybody calls.
 #[derive(Debug)]
-pub(crate) struct Host<'a> {
-    pub(crate) name: &'a str,
-    pub(crate) group: Nonce,
-    pub(crate) rank: usize,
-    pub(crate) size: usize,
-    pub(crate) token: Option<&'a JobToken>,
+pub(super) struct Host<'a> {
+    pub(super) name: &'a str,
+    pub(super) group: Nonce,
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    pub(super) token: Option<&'a JobToken>,
 }
 
 /// A host's view of one caller.
 #[derive(Debug)]
-pub(crate) struct Caller {
+pub(super) struct Caller {
     stage: Stage,
     heard: Vec<u8>,
 }
@@ -97,7 +97,7 @@ enum Stage {
 
 /// What a host does next.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(super) enum Next {
     /// Listens for more.
     Listen,
     /// Says this and listens.
@@ -109,7 +109,7 @@ pub(crate) enum Next {
 }
 
 impl Caller {
-    pub(crate) fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             stage: Stage::Hello,
             heard: Vec::new(),
@@ -117,7 +117,7 @@ impl Caller {
     }
 
     /// How many bytes to read at most; more would not be the handshake's.
-    pub(crate) fn wanted(&self) -> usize {
+    pub(super) fn wanted(&self) -> usize {
         let whole = match self.stage {
             Stage::Hello => HELLO_LEN,
             Stage::Proof { .. } => PROOF_LEN,
@@ -127,7 +127,7 @@ impl Caller {
 
     /// The caller has said this, [`wanted`](Caller::wanted) bytes at most. `nonce` is used once
     /// if at all and must be fresh; `joined` says who is in.
-    pub(crate) fn hear(
+    pub(super) fn hear(
         &mut self,
         bytes: &[u8],
         host: &Host<'_>,
