@@ -1,11 +1,13 @@
-//! The whole product of the process group suite on the reference backend, threads and processes.
+//! The whole product of the process group suite on one backend.
 //!
 //! ```text
-//! soak [--ranks 1,2,3,4,8] [--minutes N]
+//! soak [--backend reference] [--ranks 1,2,3,4,8] [--minutes N]
 //! ```
 //!
-//! Every case runs in a world of its own. After the given time no further case is started, and the
-//! last line says how many were left out. `cargo xtask soak conformance` builds and runs it.
+//! Every case runs in a world of its own: processes that meet through the registry, and for the
+//! reference backend threads too. A case that fails is counted and the rest go on. After the given
+//! time no further case is started, and the last line says how many were left out. `cargo xtask
+//! soak conformance` builds and runs it.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -15,7 +17,8 @@ use std::time::{Duration, Instant};
 
 use phalanx_conformance::group::{Case, Level, Report, cases, run_cases};
 use phalanx_pg::ProcessGroup;
-use phalanx_reference::{Options, ReferenceGroup};
+use phalanx_pg::registry::{self, GroupInit};
+use phalanx_reference::ReferenceGroup;
 use phalanx_store::{TcpStore, TcpStoreOptions, TcpStoreServer};
 
 /// Longer than any case takes: a world that is not done by then hangs.
@@ -23,23 +26,41 @@ const CASE_LIMIT: Duration = Duration::from_secs(3600);
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    if let [word, case, rank, size, port] = &args[..]
+    if let [word, backend, case, rank, size, port] = &args[..]
         && word == "rank"
     {
-        return one_process(case, number(rank), number(size), number(port) as u16);
+        let (rank, size, port) = (number(rank), number(size), number(port) as u16);
+        return one_process(backend, case, rank, size, port);
     }
-    let (mut sizes, mut minutes) = (vec![1, 2, 3, 4, 8], usize::MAX);
+    let mut soak = Soak {
+        backend: "reference".to_owned(),
+        sizes: vec![1, 2, 3, 4, 8],
+        limit: Duration::MAX,
+    };
     for pair in args.chunks(2) {
         match pair {
-            [name, value] if name == "--ranks" => sizes = value.split(',').map(number).collect(),
-            [name, value] if name == "--minutes" => minutes = number(value),
-            other => panic!("unknown arguments {other:?}: soak [--ranks 1,2] [--minutes N]"),
+            [name, value] if name == "--backend" => soak.backend.clone_from(value),
+            [name, value] if name == "--ranks" => {
+                soak.sizes = value.split(',').map(number).collect();
+            }
+            [name, value] if name == "--minutes" => {
+                soak.limit = Duration::from_secs(60 * number(value) as u64);
+            }
+            other => panic!(
+                "unknown arguments {other:?}: soak [--backend B] [--ranks 1,2] [--minutes N]"
+            ),
         }
     }
-    soak(
-        &sizes,
-        Duration::from_secs(60).saturating_mul(minutes.min(1 << 20) as u32),
-    )
+    let known = phalanx::backends();
+    if !known.contains(&soak.backend) {
+        eprintln!(
+            "no backend {:?} (known: {})",
+            soak.backend,
+            known.join(", ")
+        );
+        return ExitCode::FAILURE;
+    }
+    soak.run()
 }
 
 fn number(text: &str) -> usize {
@@ -47,37 +68,92 @@ fn number(text: &str) -> usize {
         .unwrap_or_else(|_| panic!("{text:?} is not a number"))
 }
 
-fn soak(sizes: &[usize], limit: Duration) -> ExitCode {
-    let start = Instant::now();
-    let (mut passed, mut skipped, mut left_out, mut operations) = (0, 0, 0, 0);
-    for &size in sizes {
-        for (how, run) in [("threads", by_threads as Run), ("processes", by_processes)] {
-            for case in cases() {
-                if start.elapsed() >= limit {
-                    left_out += 1;
-                    continue;
+/// What to run, for how long.
+struct Soak {
+    backend: String,
+    sizes: Vec<usize>,
+    limit: Duration,
+}
+
+#[derive(Default)]
+struct Tally {
+    passed: usize,
+    skipped: usize,
+    failed: usize,
+    left_out: usize,
+    collectives: u64,
+}
+
+impl Soak {
+    fn run(&self) -> ExitCode {
+        let start = Instant::now();
+        let mut tally = Tally::default();
+        let threads = (self.backend == "reference").then_some(("threads", by_threads as Run));
+        let forms: Vec<(&str, Run)> = threads
+            .into_iter()
+            .chain([("processes", by_processes as Run)])
+            .collect();
+        let total = self.sizes.len() * forms.len() * cases().len();
+        let mut number = 0;
+        for &size in &self.sizes {
+            for &(form, run) in &forms {
+                for case in cases() {
+                    number += 1;
+                    if start.elapsed() >= self.limit {
+                        tally.left_out += 1;
+                        continue;
+                    }
+                    let began = Instant::now();
+                    let outcome = run(&self.backend, &case, size);
+                    let seconds = began.elapsed().as_secs_f64();
+                    let (word, count) = tally.add(&outcome);
+                    println!(
+                        "[{number:3}/{total}] {word:7} {form:9} {size} ranks {count:6} \
+                         collectives {seconds:7.1} s  {}",
+                        case.name()
+                    );
                 }
-                let began = Instant::now();
-                let Some(outcome) = run(&case, size) else {
-                    println!("FAILED {how} {size}: {}", case.name());
-                    return ExitCode::FAILURE;
-                };
-                let seconds = began.elapsed().as_secs_f64();
-                let (name, count) = (case.name(), outcome.operations);
-                let word = if outcome.passed { "ok  " } else { "skip" };
-                println!(
-                    "{word} {how:9} {size} ranks {count:7} collectives {seconds:8.2} s  {name}"
-                );
-                passed += usize::from(outcome.passed);
-                skipped += usize::from(!outcome.passed);
-                operations += count;
             }
         }
+        self.summary(&tally, start.elapsed())
     }
-    let minutes = start.elapsed().as_secs_f64() / 60.0;
-    println!("{operations} collectives on each rank in {minutes:.1} minutes");
-    println!("{passed} cases passed, {skipped} skipped, {left_out} left out for want of time");
-    ExitCode::SUCCESS
+
+    fn summary(&self, tally: &Tally, time: Duration) -> ExitCode {
+        let Tally {
+            passed,
+            skipped,
+            failed,
+            left_out,
+            collectives,
+        } = tally;
+        let sizes: Vec<String> = self.sizes.iter().map(usize::to_string).collect();
+        println!(
+            "{} with {} ranks: {passed} cases passed, {failed} failed, {skipped} skipped, \
+             {left_out} left out for want of time; {collectives} collectives on each rank in \
+             {:.1} minutes",
+            self.backend,
+            sizes.join(", "),
+            time.as_secs_f64() / 60.0
+        );
+        match failed {
+            0 => ExitCode::SUCCESS,
+            _ => ExitCode::FAILURE,
+        }
+    }
+}
+
+impl Tally {
+    /// Counts an outcome; a word for it, and its collectives.
+    fn add(&mut self, outcome: &Option<Outcome>) -> (&'static str, u64) {
+        let Some(Outcome { passed, operations }) = *outcome else {
+            self.failed += 1;
+            return ("FAILED", 0);
+        };
+        self.passed += usize::from(passed);
+        self.skipped += usize::from(!passed);
+        self.collectives += operations;
+        (if passed { "ok" } else { "skipped" }, operations)
+    }
 }
 
 /// How a case ended on rank 0.
@@ -86,24 +162,22 @@ struct Outcome {
     operations: u64,
 }
 
-/// Runs a case in a world of so many ranks; `None` if it failed.
-type Run = fn(&Case, usize) -> Option<Outcome>;
+/// Runs a case with a backend in a world of so many ranks; `None` if it failed.
+type Run = fn(&str, &Case, usize) -> Option<Outcome>;
 
-fn by_threads(case: &Case, size: usize) -> Option<Outcome> {
+fn by_threads(_: &str, case: &Case, size: usize) -> Option<Outcome> {
     let outcomes = std::thread::scope(|scope| {
         let groups = ReferenceGroup::threads(size).into_iter();
         let ranks: Vec<_> = groups
             .map(|group| scope.spawn(move || one(case, &group)))
             .collect();
-        ranks
-            .into_iter()
-            .map(|rank| rank.join().ok())
-            .collect::<Option<Vec<_>>>()
+        let ends: Vec<_> = ranks.into_iter().map(|rank| rank.join().ok()).collect();
+        ends.into_iter().collect::<Option<Vec<_>>>()
     });
     outcomes?.into_iter().next()
 }
 
-fn by_processes(case: &Case, size: usize) -> Option<Outcome> {
+fn by_processes(backend: &str, case: &Case, size: usize) -> Option<Outcome> {
     let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let server = TcpStoreServer::start(&[addr], None).expect("a store for the ranks");
     let port = server.local_addr().port().to_string();
@@ -112,6 +186,7 @@ fn by_processes(case: &Case, size: usize) -> Option<Outcome> {
         let mut command = Command::new(&exe);
         command.args([
             "rank",
+            backend,
             case.name(),
             &rank.to_string(),
             &size.to_string(),
@@ -149,14 +224,13 @@ fn by_processes(case: &Case, size: usize) -> Option<Outcome> {
 }
 
 /// A rank that is a process: says on standard output what became of the case.
-fn one_process(case: &str, rank: usize, size: usize, port: u16) -> ExitCode {
-    let case = cases()
-        .into_iter()
-        .find(|known| known.name() == case)
-        .expect("a known case");
+fn one_process(backend: &str, case: &str, rank: usize, size: usize, port: u16) -> ExitCode {
+    let known = cases().into_iter().find(|known| known.name() == case);
+    let case = known.expect("a known case");
     let store = TcpStore::connect(&TcpStoreOptions::new("127.0.0.1", port)).expect("the store");
-    let options = Options::default();
-    let group = ReferenceGroup::connect(Arc::new(store), rank, size, &options).expect("a group");
+    phalanx::backends(); // which makes the built-in ones known
+    let init = GroupInit::new(Arc::new(store), rank, size);
+    let group = registry::create(backend, &init).expect("a group");
     let Outcome { passed, operations } = one(&case, &group);
     println!("{} {operations}", if passed { "passed" } else { "skipped" });
     ExitCode::SUCCESS

@@ -1,10 +1,13 @@
 //! The process group suite on the reference backend, one real process per rank, over TCP.
 
+mod common;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use phalanx_conformance::group::{Level, cases, run_rank, survive};
-use phalanx_pg::{ErrorKind, ProcessGroup, ProcessGroupExt};
+use common::Wrapper;
+use phalanx_conformance::group::{Case, Level, Report, cases, run_cases, run_rank, survive};
+use phalanx_pg::{ErrorKind, ProcessGroup, ProcessGroupExt, Recorder, RecorderOptions};
 use phalanx_reference::{Options, ReferenceGroup};
 use phalanx_testkit::{End, Rank, World};
 
@@ -24,11 +27,28 @@ fn suite(ctx: &Rank) {
     let group = connect(ctx);
     let report = run_rank(&group, Level::Sample);
     group.shutdown().unwrap();
+    check(ctx, &report, &cases());
+}
+
+/// The suite with every case's group in a wrapper.
+fn wrapped(ctx: &Rank, wrapper: Wrapper) {
+    let group = connect(ctx);
+    let chosen = wrapper.cases();
+    let recorder = Arc::new(Recorder::new(RecorderOptions::default()));
+    let wrap = |group| wrapper.wrap(group, &recorder);
+    let report = run_cases(&group, Level::Sample, &chosen, &wrap);
+    group.shutdown().unwrap();
+    check(ctx, &report, &chosen);
+    let recorded = recorder.dump().contains("reference:");
+    assert_eq!(recorded, wrapper.records(), "{wrapper:?}");
+}
+
+fn check(ctx: &Rank, report: &Report, asked: &[Case]) {
     println!("{report}");
     // Small worlds lack peers for some cases; nothing else may be left out.
     let unexpected = |(_, why): &&(&str, String)| !(why.starts_with("needs ") && ctx.size() < 4);
     assert_eq!(report.skipped.iter().find(unexpected), None, "{report}");
-    assert_eq!(report.passed.len() + report.skipped.len(), cases().len());
+    assert_eq!(report.passed.len() + report.skipped.len(), asked.len());
 }
 
 #[test]
@@ -51,6 +71,26 @@ fn the_suite_passes_with_four_processes() {
 fn the_suite_passes_with_eight_processes() {
     World::new(8).deadline(DEADLINE).run(|ctx| {
         suite(ctx);
+    });
+}
+
+#[test]
+fn the_suite_passes_under_each_wrapper() {
+    World::new(3).deadline(DEADLINE).run(|ctx| {
+        wrapped(ctx, Wrapper::Recorded);
+    });
+    World::new(3).deadline(DEADLINE).run(|ctx| {
+        wrapped(ctx, Wrapper::Checked);
+    });
+    World::new(3).deadline(DEADLINE).run(|ctx| {
+        wrapped(ctx, Wrapper::Faultless);
+    });
+}
+
+#[test]
+fn the_suite_passes_under_all_wrappers_at_once() {
+    World::new(4).deadline(DEADLINE).run(|ctx| {
+        wrapped(ctx, Wrapper::All);
     });
 }
 

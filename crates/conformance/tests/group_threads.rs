@@ -1,10 +1,13 @@
 //! The process group suite on the reference backend, threads as ranks, bare and under each wrapper.
 
+mod common;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use phalanx_conformance::group::{Level, Report, cases, run_cases, run_rank, survive};
-use phalanx_pg::{Checked, FaultPlan, Faulty, ProcessGroup, Recorded, Recorder, RecorderOptions};
+use common::Wrapper;
+use phalanx_conformance::group::{Level, Report, run_cases, run_rank, survive};
+use phalanx_pg::{ProcessGroup, Recorder, RecorderOptions};
 use phalanx_reference::ReferenceGroup;
 
 type Groups = Vec<Arc<dyn ProcessGroup>>;
@@ -86,51 +89,41 @@ fn survivors_learn_which_rank_died() {
 }
 
 /// The suite with every case's group in a wrapper.
-fn wrapped(
-    size: usize,
-    wrap: impl Fn(Arc<dyn ProcessGroup>) -> Arc<dyn ProcessGroup> + Sync,
-    left_out: &[&str],
-) {
-    let chosen: Vec<_> = cases()
-        .into_iter()
-        .filter(|case| !left_out.contains(&case.name()))
-        .collect();
-    assert_eq!(chosen.len() + left_out.len(), cases().len());
+fn wrapped(size: usize, wrapper: Wrapper) {
+    let chosen = wrapper.cases();
+    let recorder = Arc::new(Recorder::new(RecorderOptions::default()));
     let reports = on_all(ReferenceGroup::threads(size), |group| {
+        let wrap = |group| wrapper.wrap(group, &recorder);
         let report = run_cases(&group, Level::Sample, &chosen, &wrap);
         group.shutdown().expect("an orderly end");
         report
     });
     check(size, &reports);
+    let recorded = recorder.dump().contains("reference:");
+    assert_eq!(recorded, wrapper.records(), "{wrapper:?}");
 }
 
 #[test]
 fn under_the_recorder() {
-    let recorder = Arc::new(Recorder::new(RecorderOptions::default()));
-    wrapped(3, |group| Recorded::new(group, &recorder), &[]);
-    assert!(recorder.dump().contains("reference:"));
+    wrapped(3, Wrapper::Recorded);
 }
 
 #[test]
 fn under_checks() {
-    // A group is checked once; these two do it themselves.
-    let checked = [
-        "different calls are told apart under Checked",
-        "equal calls pass under Checked",
-    ];
-    wrapped(
-        3,
-        |group| Checked::new(group).expect("all ranks come"),
-        &checked,
-    );
+    wrapped(3, Wrapper::Checked);
+}
+
+#[test]
+fn in_a_faulty_group_without_faults() {
+    wrapped(3, Wrapper::Faultless);
 }
 
 #[test]
 fn with_late_completions() {
-    let late = |group: Arc<dyn ProcessGroup>| -> Arc<dyn ProcessGroup> {
-        let plan = FaultPlan::new().jitter(group.rank() as u64, Duration::from_micros(200));
-        Faulty::new(group, plan)
-    };
-    // The wrapper holds completions back beyond the barrier's own.
-    wrapped(2, late, &["a barrier ends after all earlier work"]);
+    wrapped(2, Wrapper::Late);
+}
+
+#[test]
+fn under_all_wrappers_at_once() {
+    wrapped(3, Wrapper::All);
 }

@@ -1,11 +1,10 @@
 //! Every call with every element type, operator, size, memory and mode.
 
-use phalanx_pg::{
-    Buffer, Call, CallKind, CallOptions, DType, Frozen, Payload, ProcessGroupExt, RawWork, ReduceOp,
-};
+use phalanx_pg::{Call, CallKind, Frozen, Payload};
 
-use super::inputs::{Memory, fill, input, reduced, sizes};
-use super::{Bench, Case, Level, Outcome, Skip};
+use super::combinations::{Combination, Piece, Shape, combinations};
+use super::inputs::reduced;
+use super::{Bench, Case, Outcome};
 
 pub(super) const CASES: &[Case] = &[
     Case {
@@ -50,170 +49,25 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// Largest number of elements that the sample asks for: beyond the usual thresholds.
-const SAMPLE_LIMIT: usize = 40_000;
-const FULL_LIMIT: usize = 1 << 21;
-
-/// One combination of properties.
-#[derive(Debug, Clone, Copy)]
-struct Combination {
-    dtype: DType,
-    op: ReduceOp,
-    len: usize,
-    memory: Memory,
-    root: usize,
-    blocking: bool,
-    /// Chooses inputs.
-    round: usize,
-}
-
-/// Calls `each` with the combinations of the level that the backend knows; says what it does not.
-///
-/// Ranks use different memory and modes in one operation.
-fn combinations(bench: &Bench, reducing: bool, mut each: impl FnMut(Combination)) -> Outcome {
-    let known = bench.group.capabilities();
-    let ops: &[ReduceOp] = match reducing {
-        true => &ReduceOp::ALL,
-        false => &[ReduceOp::Sum],
-    };
-    let sizes = sizes(match bench.level {
-        Level::Full => FULL_LIMIT,
-        Level::Sample => SAMPLE_LIMIT,
-    });
-    let mut round = 0;
-    let mut unknown = Vec::new();
-    for dtype in DType::ALL {
-        for &op in ops {
-            if reducing && !op.is_defined_for(dtype) {
-                continue;
-            }
-            if !known.dtypes.contains(dtype) || (reducing && !known.ops.contains(op)) {
-                unknown.push(format!("{dtype}/{}", op.name()));
-                continue;
-            }
-            for _ in 0..repeats(bench.level, sizes.len()) {
-                let choice = choose(round, sizes.len());
-                each(Combination {
-                    dtype,
-                    op,
-                    len: sizes[choice.size],
-                    memory: Memory::ALL[(choice.memory + bench.rank()) % Memory::ALL.len()],
-                    blocking: (choice.mode + bench.rank()).is_multiple_of(2),
-                    root: round % bench.size(),
-                    round,
-                });
-                round += 1;
-            }
-        }
-    }
-    match unknown.is_empty() {
-        true => Ok(()),
-        false => Err(Skip(format!("passed, but without {}", unknown.join(", ")))),
-    }
-}
-
-const MODES: usize = 2;
-
-/// Which size, memory and mode a round has.
-#[derive(Debug, PartialEq, Eq, Hash)]
-struct Choice {
-    size: usize,
-    memory: usize,
-    mode: usize,
-}
-
-/// Rounds per element type and operator.
-fn repeats(level: Level, sizes: usize) -> usize {
-    match level {
-        Level::Full => sizes * Memory::ALL.len() * MODES,
-        Level::Sample => 3,
-    }
-}
-
-/// Steps through all combinations of size, memory and mode, each once before the first comes
-/// again, in an order in which neighbours have little in common.
-fn choose(round: usize, sizes: usize) -> Choice {
-    let all = sizes * Memory::ALL.len() * MODES;
-    let step = [7, 11, 13, 17, 19, 23]
-        .into_iter()
-        .find(|&step| !all.is_multiple_of(step))
-        .expect("no list of sizes is a multiple of all these primes");
-    let index = round * step % all;
-    Choice {
-        size: index % sizes,
-        memory: index / sizes % Memory::ALL.len(),
-        mode: index / sizes / Memory::ALL.len(),
-    }
-}
-
-impl Combination {
-    fn buffer(&self, bench: &Bench, bytes: &[u8]) -> Buffer {
-        fill(&*bench.group, self.memory, self.dtype, bytes)
-    }
-
-    fn input(&self, bench: &Bench, parts: usize) -> Buffer {
-        self.buffer(
-            bench,
-            &input(self.dtype, bench.rank(), self.len * parts, self.round),
-        )
-    }
-
-    fn room(&self, bench: &Bench, parts: usize) -> Buffer {
-        // Not zero, so that what is not written shows.
-        self.buffer(bench, &vec![1; self.len * parts * self.dtype.size()])
-    }
-
-    fn submit(&self, bench: &Bench, call: Call) -> RawWork {
-        let kind = call.kind();
-        let options = match self.blocking {
-            true => CallOptions::blocking(),
-            false => CallOptions::default(),
-        };
-        let work = bench.group.call(call, &options);
-        work.unwrap_or_else(|err| panic!("{kind} {self:?}: {err}"))
-    }
-
-    fn run(&self, bench: &Bench, call: Call) -> Option<Buffer> {
-        let kind = call.kind();
-        let done = self.submit(bench, call).wait();
-        done.unwrap_or_else(|err| panic!("{kind} {self:?}: {err}"))
-            .buffer
-    }
-
-    fn expect(&self, bench: &Bench, got: Option<Buffer>, expected: &[u8]) {
-        let got = got.unwrap_or_else(|| panic!("{self:?}: no buffer came back"));
-        let bytes = got.as_bytes().expect("host memory");
-        let wrong = bytes.iter().zip(expected).position(|(a, b)| a != b);
-        assert_eq!(
-            bytes.len(),
-            expected.len(),
-            "{self:?} on rank {}",
-            bench.rank()
-        );
-        if let Some(at) = wrong {
-            let size = self.dtype.size();
-            let at = at / size * size;
-            panic!(
-                "{self:?} on rank {} of {}: element {} is {:?}, not {:?}",
-                bench.rank(),
-                bench.size(),
-                at / size,
-                &bytes[at..at + size],
-                &expected[at..at + size]
-            );
-        }
-    }
-
-    fn all_inputs(&self, bench: &Bench) -> Vec<u8> {
-        (0..bench.size())
-            .flat_map(|r| input(self.dtype, r, self.len, self.round))
-            .collect()
-    }
-}
+/// A call that combines the elements of whole buffers.
+const REDUCES: Shape = Shape {
+    reduces: true,
+    parts: false,
+};
+/// A call that moves whole buffers.
+const MOVES: Shape = Shape {
+    reduces: false,
+    parts: false,
+};
+/// A call that moves one part per rank.
+const MOVES_PARTS: Shape = Shape {
+    reduces: false,
+    parts: true,
+};
 
 fn allreduce(bench: &Bench) -> Outcome {
     bench.needs(&[CallKind::AllReduce])?;
-    combinations(bench, true, |c| {
+    combinations(bench, REDUCES, |c| {
         let got = c.run(
             bench,
             Call::AllReduce {
@@ -221,17 +75,13 @@ fn allreduce(bench: &Bench) -> Outcome {
                 op: c.op,
             },
         );
-        c.expect(
-            bench,
-            got,
-            &reduced(c.dtype, c.op, bench.size(), c.len, c.round),
-        );
+        c.expect(bench, got, reduced(c.dtype, c.op, bench.size(), c.round));
     })
 }
 
 fn reduce(bench: &Bench) -> Outcome {
     bench.needs(&[CallKind::Reduce])?;
-    combinations(bench, true, |c| {
+    combinations(bench, REDUCES, |c| {
         let got = c.run(
             bench,
             Call::Reduce {
@@ -241,11 +91,7 @@ fn reduce(bench: &Bench) -> Outcome {
             },
         );
         if bench.rank() == c.root {
-            c.expect(
-                bench,
-                got,
-                &reduced(c.dtype, c.op, bench.size(), c.len, c.round),
-            );
+            c.expect(bench, got, reduced(c.dtype, c.op, bench.size(), c.round));
         }
     })
 }
@@ -253,33 +99,43 @@ fn reduce(bench: &Bench) -> Outcome {
 fn reduce_scatter(bench: &Bench) -> Outcome {
     bench.needs(&[CallKind::ReduceScatter])?;
     let size = bench.size();
-    combinations(bench, true, |c| {
-        let input = c.input(bench, size).freeze();
-        let output = c.room(bench, 1);
-        let got = c.run(
-            bench,
-            Call::ReduceScatter {
-                input,
-                output,
-                op: c.op,
-            },
-        );
-        let whole = reduced(c.dtype, c.op, size, c.len * size, c.round);
-        let part = c.len * c.dtype.size();
-        c.expect(bench, got, &whole[bench.rank() * part..][..part]);
-    })
+    combinations(
+        bench,
+        Shape {
+            parts: true,
+            ..REDUCES
+        },
+        |c| {
+            let input = c.input(bench, size).freeze();
+            let output = c.room(bench, c.len);
+            let got = c.run(
+                bench,
+                Call::ReduceScatter {
+                    input,
+                    output,
+                    op: c.op,
+                },
+            );
+            let own = Piece {
+                pattern: reduced(c.dtype, c.op, size, c.round),
+                start: bench.rank() * c.len,
+                len: c.len,
+            };
+            c.expect_pieces(bench, got, &[own]);
+        },
+    )
 }
 
 fn broadcast(bench: &Bench) -> Outcome {
     bench.needs(&[CallKind::Broadcast])?;
-    combinations(bench, false, |c| {
-        let expected = input(c.dtype, c.root, c.len, c.round);
+    combinations(bench, MOVES, |c| {
+        let expected = c.pattern(c.root);
         let own = c.input(bench, 1);
         if bench.rank() == c.root && c.round % 2 == 0 {
             let kept = own.freeze();
             let data = Payload::ReadOnly(Frozen::clone(&kept));
             c.run(bench, Call::Broadcast { data, root: c.root });
-            c.expect(bench, kept.try_thaw().ok(), &expected);
+            c.expect(bench, kept.try_thaw().ok(), expected);
         } else {
             let got = c.run(
                 bench,
@@ -288,27 +144,27 @@ fn broadcast(bench: &Bench) -> Outcome {
                     root: c.root,
                 },
             );
-            c.expect(bench, got, &expected);
+            c.expect(bench, got, expected);
         }
     })
 }
 
 fn allgather(bench: &Bench) -> Outcome {
     bench.needs(&[CallKind::AllGather])?;
-    combinations(bench, false, |c| {
+    combinations(bench, MOVES_PARTS, |c| {
         let input = c.input(bench, 1).freeze();
-        let output = c.room(bench, bench.size());
+        let output = c.room(bench, c.len * bench.size());
         let got = c.run(bench, Call::AllGather { input, output });
-        c.expect(bench, got, &c.all_inputs(bench));
+        c.expect_pieces(bench, got, &c.all_inputs(bench));
     })
 }
 
 fn gather(bench: &Bench) -> Outcome {
     bench.needs(&[CallKind::Gather])?;
-    combinations(bench, false, |c| {
+    combinations(bench, MOVES_PARTS, |c| {
         let is_root = bench.rank() == c.root;
         let input = c.input(bench, 1).freeze();
-        let output = is_root.then(|| c.room(bench, bench.size()));
+        let output = is_root.then(|| c.room(bench, c.len * bench.size()));
         let got = c.run(
             bench,
             Call::Gather {
@@ -318,16 +174,16 @@ fn gather(bench: &Bench) -> Outcome {
             },
         );
         if is_root {
-            c.expect(bench, got, &c.all_inputs(bench));
+            c.expect_pieces(bench, got, &c.all_inputs(bench));
         }
     })
 }
 
 fn scatter(bench: &Bench) -> Outcome {
     bench.needs(&[CallKind::Scatter])?;
-    combinations(bench, false, |c| {
+    combinations(bench, MOVES_PARTS, |c| {
         let data = (bench.rank() == c.root).then(|| c.input(bench, bench.size()).freeze());
-        let output = c.room(bench, 1);
+        let output = c.room(bench, c.len);
         let got = c.run(
             bench,
             Call::Scatter {
@@ -336,18 +192,21 @@ fn scatter(bench: &Bench) -> Outcome {
                 root: c.root,
             },
         );
-        let whole = input(c.dtype, c.root, c.len * bench.size(), c.round);
-        let part = c.len * c.dtype.size();
-        c.expect(bench, got, &whole[bench.rank() * part..][..part]);
+        let own = Piece {
+            pattern: c.pattern(c.root),
+            start: bench.rank() * c.len,
+            len: c.len,
+        };
+        c.expect_pieces(bench, got, &[own]);
     })
 }
 
 fn alltoall(bench: &Bench) -> Outcome {
     bench.needs(&[CallKind::AllToAll])?;
     let size = bench.size();
-    combinations(bench, false, |c| {
+    combinations(bench, MOVES_PARTS, |c| {
         let data = c.input(bench, size).freeze();
-        let output = c.room(bench, size);
+        let output = c.room(bench, c.len * size);
         let (send_counts, recv_counts) = (Vec::new(), Vec::new());
         let got = c.run(
             bench,
@@ -358,14 +217,13 @@ fn alltoall(bench: &Bench) -> Outcome {
                 recv_counts,
             },
         );
-        let part = c.len * c.dtype.size();
-        let expected: Vec<u8> = (0..size)
-            .flat_map(|rank| {
-                let whole = input(c.dtype, rank, c.len * size, c.round);
-                whole[bench.rank() * part..][..part].to_vec()
-            })
-            .collect();
-        c.expect(bench, got, &expected);
+        let piece = |rank| Piece {
+            pattern: c.pattern(rank),
+            start: bench.rank() * c.len,
+            len: c.len,
+        };
+        let expected: Vec<Piece> = (0..size).map(piece).collect();
+        c.expect_pieces(bench, got, &expected);
     })
 }
 
@@ -375,15 +233,12 @@ fn alltoall_v(bench: &Bench) -> Outcome {
     // Zero for some pairs.
     let count =
         |from: usize, to: usize, c: &Combination| (from * 3 + to + c.round) % 4 * (c.len % 97);
-    combinations(bench, false, |c| {
+    combinations(bench, MOVES_PARTS, |c| {
         let send_counts: Vec<usize> = (0..size).map(|to| count(me, to, &c)).collect();
         let recv_counts: Vec<usize> = (0..size).map(|from| count(from, me, &c)).collect();
-        let sent = |rank: usize| -> usize { (0..size).map(|to| count(rank, to, &c)).sum() };
-        let data = c
-            .buffer(bench, &input(c.dtype, me, sent(me), c.round))
-            .freeze();
-        let room = recv_counts.iter().sum::<usize>() * c.dtype.size();
-        let output = c.buffer(bench, &vec![1; room]);
+        let sent = send_counts.iter().sum();
+        let data = c.buffer(bench, sent).freeze();
+        let output = c.room(bench, recv_counts.iter().sum());
         let got = c.run(
             bench,
             Call::AllToAll {
@@ -393,20 +248,19 @@ fn alltoall_v(bench: &Bench) -> Outcome {
                 recv_counts,
             },
         );
-        let mut expected = Vec::new();
-        for from in 0..size {
-            let before: usize = (0..me).map(|to| count(from, to, &c)).sum();
-            let whole = input(c.dtype, from, sent(from), c.round);
-            let at = before * c.dtype.size();
-            expected.extend_from_slice(&whole[at..][..count(from, me, &c) * c.dtype.size()]);
-        }
-        c.expect(bench, got, &expected);
+        let piece = |from| Piece {
+            pattern: c.pattern(from),
+            start: (0..me).map(|to| count(from, to, &c)).sum(),
+            len: count(from, me, &c),
+        };
+        let expected: Vec<Piece> = (0..size).map(piece).collect();
+        c.expect_pieces(bench, got, &expected);
     })
 }
 
 fn batches(bench: &Bench) -> Outcome {
     bench.needs(&[CallKind::Batch, CallKind::AllReduce, CallKind::AllGather])?;
-    combinations(bench, false, |c| {
+    combinations(bench, MOVES_PARTS, |c| {
         let other = Combination {
             len: c.len / 2 + 1,
             round: c.round + 1,
@@ -421,44 +275,17 @@ fn batches(bench: &Bench) -> Outcome {
         let done = done.unwrap_or_else(|err| panic!("batch of allreduce {c:?}: {err}"));
         assert_eq!(done.parts.len(), 2);
         for (c, part) in pair.iter().zip(done.parts) {
-            let expected = reduced(c.dtype, c.op, bench.size(), c.len, c.round);
-            c.expect(bench, part.buffer, &expected);
+            let expected = reduced(c.dtype, c.op, bench.size(), c.round);
+            c.expect(bench, part.buffer, expected);
         }
         let calls = pair.map(|c| Call::AllGather {
             input: c.input(bench, 1).freeze(),
-            output: c.room(bench, bench.size()),
+            output: c.room(bench, c.len * bench.size()),
         });
         let done = c.submit(bench, Call::Batch(calls.into())).wait();
         let done = done.unwrap_or_else(|err| panic!("batch of allgather {c:?}: {err}"));
         for (c, part) in pair.iter().zip(done.parts) {
-            c.expect(bench, part.buffer, &c.all_inputs(bench));
+            c.expect_pieces(bench, part.buffer, &c.all_inputs(bench));
         }
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::HashSet;
-
-    use super::*;
-
-    #[test]
-    fn everything_is_every_size_in_every_memory_and_mode() {
-        let sizes = sizes(FULL_LIMIT).len();
-        let rounds = repeats(Level::Full, sizes);
-        let seen: HashSet<Choice> = (0..rounds).map(|round| choose(round, sizes)).collect();
-        assert_eq!(seen.len(), rounds);
-    }
-
-    #[test]
-    fn the_sample_of_the_shortest_case_has_every_size_memory_and_mode() {
-        let sizes = sizes(SAMPLE_LIMIT).len();
-        // A case that reduces nothing has only the element types to go through.
-        let rounds = DType::ALL.len() * repeats(Level::Sample, sizes);
-        let choices: Vec<Choice> = (0..rounds).map(|round| choose(round, sizes)).collect();
-        let count = |of: fn(&Choice) -> usize| choices.iter().map(of).collect::<HashSet<_>>().len();
-        assert_eq!(count(|c| c.size), sizes);
-        assert_eq!(count(|c| c.memory), Memory::ALL.len());
-        assert_eq!(count(|c| c.mode), MODES);
-    }
 }

@@ -20,6 +20,10 @@ pub(super) const CASES: &[Case] = &[
         body: objects_from_root,
     },
     Case {
+        name: "objects of different types are told apart",
+        body: object_types,
+    },
+    Case {
         name: "sparse tensors sum to the union of their rows",
         body: sparse,
     },
@@ -85,6 +89,22 @@ fn objects_from_root(bench: &Bench) -> Outcome {
             .scatter_object(is_root.then_some(&parts[..]), root);
         assert_eq!(got.expect("succeeds"), object(bench.rank()));
     }
+    Ok(())
+}
+
+fn object_types(bench: &Bench) -> Outcome {
+    bench.needs(COLLECTIVES)?;
+    bench.needs_ranks(2)?;
+    // The same bytes, with another meaning.
+    let err = match bench.rank() {
+        1 => bench.group.allgather_object(&-1i64).map(drop),
+        _ => bench.group.allgather_object(&1u64).map(drop),
+    };
+    let err = err.expect_err("they differ");
+    assert_eq!(err.kind(), ErrorKind::Mismatch, "{err}");
+    let other = if bench.rank() == 1 { 0 } else { 1 };
+    assert_eq!(err.peer(), Some(other), "{err}");
+    bench.group.barrier().expect("the ranks are in step");
     Ok(())
 }
 

@@ -32,6 +32,10 @@ pub(super) const CASES: &[Case] = &[
         body: closed,
     },
     Case {
+        name: "a rank that drops its group takes nothing back",
+        body: dropped,
+    },
+    Case {
         name: "different calls are told apart under Checked",
         body: mismatches,
     },
@@ -149,10 +153,32 @@ fn closed(bench: &Bench) -> Outcome {
     try_allreduce(&*bench.group, PATIENCE).expect("it works before");
     bench.group.shutdown().expect("an orderly end");
     let err = try_allreduce(&*bench.group, PATIENCE).expect_err("it is over");
-    assert!(
-        matches!(err.kind(), ErrorKind::Closed | ErrorKind::Broken),
-        "{err:?}"
-    );
+    assert_eq!(err.kind(), ErrorKind::Closed, "{err:?}");
+    bench.group.abort("too late");
+    let err = try_allreduce(&*bench.group, PATIENCE).expect_err("it is still over");
+    assert_eq!(err.kind(), ErrorKind::Closed, "after an abort: {err:?}");
+    Ok(())
+}
+
+fn dropped(bench: &Bench) -> Outcome {
+    bench.needs(&[CallKind::AllReduce])?;
+    bench.needs_ranks(2)?;
+    let all: Vec<usize> = (0..bench.size()).collect();
+    let leaver = bench.size() - 1;
+    for round in 0..5 {
+        let name = format!("dropped {round}");
+        let group = bench.group.split(&all, &name).expect("it can be split");
+        let group = group.expect("every rank is a member");
+        let sum = try_allreduce(&*group, PATIENCE);
+        let sum = sum.unwrap_or_else(|err| panic!("the other has left, but had finished: {err}"));
+        let expected = vec![bench.size() as f32; 100];
+        assert_eq!(sum.as_slice::<f32>().expect("floats"), expected);
+        if bench.rank() == leaver {
+            continue; // and drops it
+        }
+        let err = try_allreduce(&*group, PATIENCE).expect_err("a rank is missing");
+        assert!(broken(&err), "{err:?}");
+    }
     Ok(())
 }
 

@@ -21,17 +21,19 @@
 //! ```
 //!
 //! What a backend's [`Capabilities`](phalanx_pg::Capabilities) exclude is not asked of it, but
-//! printed and counted. [`Level::Sample`] runs every element type and operator of every call with a
-//! few sizes, kinds of memory and modes each, and every one of those in every case; [`Level::Full`]
-//! runs them all with each other.
+//! printed and counted. [`Level::Sample`] runs every call with every pair of element type,
+//! operator, size, kind of memory and mode; [`Level::Full`] with every element type, operator and
+//! size together.
 //!
 //! A rank that dies cannot be tested from inside a rank; [`survive`] is what the others run.
 
 mod calls;
+mod combinations;
 mod extras;
 mod faults;
 mod inputs;
 mod order;
+mod pairwise;
 mod subgroups;
 
 use std::fmt;
@@ -46,9 +48,10 @@ pub use faults::survive;
 /// How much of the product of calls, types, operators, sizes, memory and modes to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
-    /// A sample in which every property occurs in every case, not every pair; minutes at most.
+    /// A sample in which every pair of properties occurs in every case; minutes at most.
     Sample,
-    /// Everything, on up to 2^21 elements; for soak runs.
+    /// The product of call, element type, operator and size, on buffers of up to 2^21 elements;
+    /// on small ones of memory and mode too. For soak runs.
     Full,
 }
 

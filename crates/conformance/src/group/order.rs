@@ -135,12 +135,9 @@ fn modes_meet(bench: &Bench) -> Outcome {
 /// Sum of the rough vector with the group, from the given memory.
 fn rough_sum(bench: &Bench, range: std::ops::Range<usize>, memory: Memory) -> Vec<u32> {
     let mine = floats(range.map(|at| rough(bench.rank(), at)));
-    let buf = fill(
-        &*bench.group,
-        memory,
-        DType::F32,
-        mine.as_bytes().expect("host memory"),
-    );
+    let buf = fill(&*bench.group, memory, (DType::F32, mine.len()), |bytes| {
+        bytes.copy_from_slice(mine.as_bytes().expect("host memory"));
+    });
     let sum = bench
         .group
         .allreduce(buf, ReduceOp::Sum)
