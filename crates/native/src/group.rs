@@ -1,0 +1,245 @@
+//! The process group.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use phalanx_pg::registry::GroupInit;
+use phalanx_pg::{
+    Buffer, Call, CallOptions, Capabilities, DType, Device, Engine, Error, ErrorKind, Lane,
+    ProcessGroup, RawWork, Result, check_members,
+};
+
+use crate::domain::Domain;
+use crate::host_map::Notes;
+use crate::kernels::Kernels;
+use crate::meet;
+use crate::member::{Member, Seat};
+
+/// One rank of a group: shared memory inside a host, TCP between hosts.
+///
+/// Collectives run in a [`Lane`], one after the other; sends and receives go past it.
+///
+/// May be used from many threads. Dropping it without a [`shutdown`](ProcessGroup::shutdown)
+/// aborts the group for its peers.
+pub struct NativeGroup {
+    name: String,
+    identity: String,
+    lane: Arc<Lane>,
+    member: Arc<Member>,
+    /// Names given to splits so far.
+    splits: Mutex<HashSet<String>>,
+    capabilities: Capabilities,
+}
+
+impl NativeGroup {
+    /// Meets the other ranks in the store and connects with them. A collective call.
+    ///
+    /// Ranks on one host share memory. Which ones are is found out; the variable
+    /// `PHALANX_HOST_ID` overrides it.
+    pub fn connect(init: &GroupInit) -> Result<Arc<dyn ProcessGroup>> {
+        Self::connect_from(init, Notes::of_this_process())
+    }
+
+    /// As if this process were on a host of its own by this name, with all others that say the
+    /// same: for tests of what happens between hosts.
+    pub fn connect_as_on(init: &GroupInit, host: &str) -> Result<Arc<dyn ProcessGroup>> {
+        let notes = Notes {
+            host: host.to_owned(),
+            ..Notes::of_this_process()
+        };
+        Self::connect_from(init, notes)
+    }
+
+    fn connect_from(init: &GroupInit, notes: Notes) -> Result<Arc<dyn ProcessGroup>> {
+        let place = phalanx_pg::Place::of_group(&init.name, init.rank);
+        Self::connect_world(init, notes).map_err(|err| err.at(place))
+    }
+
+    fn connect_world(init: &GroupInit, notes: Notes) -> Result<Arc<dyn ProcessGroup>> {
+        if init.rank >= init.world_size {
+            let what = format!(
+                "rank {} is not in a group of {}",
+                init.rank, init.world_size
+            );
+            return Err(Error::invalid(what));
+        }
+        let kernels = Kernels::detect().map_err(Error::invalid)?;
+        let members: Vec<usize> = (0..init.world_size).collect();
+        let seat = Seat {
+            name: init.name.clone(),
+            identity: identity("", &init.name, &members),
+            rank: init.rank,
+            members,
+            timeout: init.timeout,
+            parent: None,
+        };
+        let (hosts, bind, streams) =
+            meet::meet(init, notes, &format!("phalanx/native{}", seat.identity))?;
+        let domain = Domain::start(
+            init.rank,
+            hosts,
+            kernels,
+            Arc::clone(&init.store),
+            init.token.clone(),
+            bind,
+            streams,
+        )?;
+        Self::join(&domain, &seat)
+    }
+
+    fn join(domain: &Arc<Domain>, seat: &Seat<'_>) -> Result<Arc<dyn ProcessGroup>> {
+        let member = Member::join(domain, seat).map_err(|err| err.at(seat.place()))?;
+        let engine = Arc::clone(&member) as Arc<dyn Engine>;
+        let lane = Arc::new(Lane::new(seat.place(), seat.timeout, engine));
+        member.attach(&lane);
+        Ok(Arc::new(Self {
+            name: seat.name.clone(),
+            identity: seat.identity.clone(),
+            lane,
+            member,
+            splits: Mutex::default(),
+            capabilities: Capabilities::all_on_host(),
+        }))
+    }
+}
+
+/// The identity of the group `name` of these members, split from the group `parent`.
+///
+/// The members are in it, since disjoint groups may have the same name; the length, since names
+/// may look like identities.
+fn identity(parent: &str, name: &str, members: &[usize]) -> String {
+    let members: Vec<String> = members.iter().map(usize::to_string).collect();
+    format!("{parent}/{}:{name}[{}]", name.len(), members.join(","))
+}
+
+impl ProcessGroup for NativeGroup {
+    fn rank(&self) -> usize {
+        self.member.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.member.size()
+    }
+
+    fn backend(&self) -> &str {
+        "native"
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn global_ranks(&self) -> &[usize] {
+        self.member.members()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    fn timeout(&self) -> Duration {
+        self.member.timeout()
+    }
+
+    fn allocate(&self, device: Device, dtype: DType, len: usize) -> Result<Buffer> {
+        let place = || self.member.place().clone();
+        match device {
+            Device::Cpu => {
+                let arenas = &self.member.domain().arenas;
+                arenas.allocate(dtype, len).map_err(|err| err.at(place()))
+            }
+            other => {
+                let what = format!("native has no memory on {other}");
+                Err(Error::unsupported(what).at(place()))
+            }
+        }
+    }
+
+    fn submit(&self, call: Call, options: &CallOptions) -> Result<RawWork> {
+        match call.is_point_to_point() {
+            true => {
+                let kind = call.kind();
+                let usable = self.lane.check_usable();
+                usable.map_err(|err| {
+                    let mut place = self.member.place().clone();
+                    place.call = Some(kind);
+                    err.at(place)
+                })?;
+                self.member.point_to_point(call, options)
+            }
+            false => self.lane.submit(call, options),
+        }
+    }
+
+    fn split(&self, ranks: &[usize], name: &str) -> Result<Option<Arc<dyn ProcessGroup>>> {
+        let place = self.member.place();
+        check_members(ranks, self.size()).map_err(|err| err.during("split").at(place.clone()))?;
+        let Some(rank) = ranks.iter().position(|&rank| rank == self.rank()) else {
+            return Ok(None);
+        };
+        self.lane.check_usable()?;
+        if let Some(cause) = self.member.broken() {
+            return Err(Error::broken_by(&cause).during("split").at(place.clone()));
+        }
+        if !self.splits.lock().insert(name.to_owned()) {
+            let what = format!("a group {name:?} has been split from this one before");
+            return Err(Error::invalid(what).during("split").at(place.clone()));
+        }
+        let members: Vec<usize> = ranks
+            .iter()
+            .map(|&rank| self.global_ranks()[rank])
+            .collect();
+        let seat = Seat {
+            name: format!("{}/{name}", self.name),
+            identity: identity(&self.identity, name, &members),
+            rank,
+            members,
+            timeout: self.timeout(),
+            parent: Some(&self.member),
+        };
+        Self::join(self.member.domain(), &seat).map(Some)
+    }
+
+    fn abort(&self, reason: &str) {
+        // The lane may not have met yet what broke the group before.
+        let cause = self.member.broken();
+        let cause = cause.unwrap_or_else(|| Error::new(ErrorKind::Aborted, reason));
+        self.lane.fail(cause);
+    }
+
+    fn shutdown(&self) -> Result<()> {
+        let deadline = Instant::now() + self.timeout().min(Duration::from_secs(1 << 30));
+        let ended = self.member.messages().settle(deadline).and_then(|()| {
+            let barrier = self.submit(Call::Barrier, &CallOptions::blocking())?;
+            barrier.wait()?;
+            self.lane.close(self.timeout())
+        });
+        ended.map_err(|err| err.during("shutdown"))?;
+        self.member.leave();
+        Ok(())
+    }
+
+    fn sequence(&self) -> u64 {
+        self.lane.sequence()
+    }
+}
+
+impl Drop for NativeGroup {
+    fn drop(&mut self) {
+        // Before the lane goes, which would take it for an abort.
+        let over = matches!(self.lane.check_usable(), Err(err) if err.kind() == ErrorKind::Closed);
+        if !over && self.member.broken().is_none() {
+            self.member.drop_out();
+        }
+    }
+}
+
+impl fmt::Debug for NativeGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, rank, size) = (&self.name, self.rank(), self.size());
+        write!(f, "NativeGroup({name:?}, rank {rank} of {size})")
+    }
+}

@@ -1,0 +1,194 @@
+//! Announcing operations to the peers on this host.
+
+use super::*;
+
+impl Local {
+    /// Numbers a call and tells the peers of it, as far as there is room.
+    pub(crate) fn announce(&self, call: &Call, seq: u64) {
+        let calls = match call {
+            Call::Batch(calls) => calls.as_slice(),
+            single => std::slice::from_ref(single),
+        };
+        let mut books = self.books.lock();
+        books.open(seq, calls.len());
+        if self.spans_hosts() {
+            // Its memory has to be made ready first.
+            return;
+        }
+        let first_op = books.entry(seq).first_op;
+        for (call, op) in calls.iter().zip((0..).map(|i| first_op.wrapping_add(i))) {
+            if books.posted != op || !self.slot_is_free(&mut books, op) {
+                return;
+            }
+            self.post(&mut books, call, seq, op, calls.len());
+        }
+    }
+
+    /// Tries to run a small all-reduce without anything that a longer wait needs: no account, no
+    /// clock. Gives the call back, announced, if a peer is not there at once.
+    pub(crate) fn quick(&self, call: Call, seq: u64) -> Result<Done, Call> {
+        let small = |buf: &Buffer| buf.byte_len() <= SMALL_REDUCTION && !self.spans_hosts();
+        let (buf, reduce) = match call {
+            Call::AllReduce { buf, op } if small(&buf) => (buf, op),
+            call => {
+                self.announce(&call, seq);
+                return Err(call);
+            }
+        };
+        let mut books = self.books.lock();
+        let op = books.next_op();
+        let call = Call::AllReduce { buf, op: reduce };
+        if books.posted != op || !self.slot_is_free(&mut books, op) {
+            drop(books);
+            self.announce(&call, seq);
+            return Err(call);
+        }
+        books.skip();
+        self.post(&mut books, &call, seq, op, 1);
+        drop(books);
+        if let Call::AllReduce { buf, .. } = &call
+            && self.all_announced_soon(op)
+            && let Some(sources) = self.inline_sources(op, buf.byte_len())
+        {
+            self.reduce_inline(buf, reduce, &sources);
+            self.publish(Counter::Done, op.wrapping_add(1));
+            let Call::AllReduce { buf, .. } = call else {
+                unreachable!("it is the call from above")
+            };
+            return Ok(buf.into());
+        }
+        self.books.lock().open_at(seq, op);
+        Err(call)
+    }
+
+    /// Whether everybody has announced an operation, or does within the time of a few pauses.
+    pub(super) fn all_announced_soon(&self, op: u32) -> bool {
+        let announced = op.wrapping_add(1);
+        self.peers().all(|rank| {
+            let slot = self.control.slot(rank, op);
+            self.patience
+                .soon(|| slot.load(Ordering::Acquire) == announced)
+        })
+    }
+
+    pub(super) fn slot_is_free(&self, books: &mut Books, op: u32) -> bool {
+        let needed = op.wrapping_sub(DEPTH as u32 - 1);
+        if !reached(books.all_done, needed) {
+            let done = |rank| {
+                self.control
+                    .counter(rank, Counter::Done)
+                    .load(Ordering::Acquire)
+            };
+            // The lowest, as seen from the one that is needed: they are close together.
+            let lowest = (0..self.ranks()).map(done);
+            let lowest = lowest.min_by_key(|done| done.wrapping_sub(needed).cast_signed());
+            books.all_done = lowest.unwrap_or(needed);
+        }
+        reached(books.all_done, needed)
+    }
+
+    pub(super) fn post(&self, books: &mut Books, call: &Call, seq: u64, op: u32, batch: usize) {
+        let input = self.exposed(call);
+        let place = self.place(call, input);
+        let mut descriptor = Descriptor::new(call, place, batch);
+        if let Some(block) = input.and_then(|input| Block::of(input, &self.seat.arenas))
+            && place == Place::Shared
+        {
+            let (segment, offset) = block.location();
+            let within = input.map_or(0, |input| input.offset());
+            descriptor = descriptor.shared_at(segment, offset + within);
+            books.entry(seq).marks.push(block.mark());
+        }
+        if let Call::AllToAll { send_counts, .. } = call {
+            self.write_counts(
+                op,
+                &explicit_counts(send_counts, descriptor.len as usize, self.seat.size),
+            );
+        }
+        if let (Place::Inline, Some(input)) = (place, input) {
+            let to = self.inline_input(self.me(), op, call.kind(), input.byte_len());
+            // SAFETY: the room holds what `place` lets in, is this rank's, and nobody reads it
+            // until the slot's word is set.
+            unsafe { to.copy_from_nonoverlapping(input.as_ptr().as_ptr(), input.byte_len()) }
+        }
+        self.control.describe(self.me(), op, &descriptor);
+        books.posted = op.wrapping_add(1);
+        self.control
+            .slot(self.me(), op)
+            .store(books.posted, Ordering::Release);
+        self.control.ring(self.me());
+    }
+
+    /// The memory of this rank that others on this host work on.
+    pub(crate) fn exposed<'a>(&self, call: &'a Call) -> Option<&'a Buffer> {
+        let own = self.seat.ranks[self.me()];
+        match call {
+            // Where others put what comes from elsewhere.
+            Call::AllGather { output, .. } if self.spans_hosts() => Some(output),
+            Call::Broadcast { data, .. } if self.spans_hosts() => Some(data.buffer()),
+            Call::Broadcast { root, .. } if *root != own => None,
+            Call::Gather { root, .. } if *root == own => None,
+            other => other.input(),
+        }
+    }
+
+    pub(super) fn place(&self, call: &Call, input: Option<&Buffer>) -> Place {
+        let Some(input) = input else {
+            return Place::Nowhere;
+        };
+        let limit = match call {
+            Call::AllReduce { .. } | Call::Reduce { .. } => SMALL_REDUCTION,
+            _ if self.spans_hosts() => 0,
+            Call::AllToAll { .. } => INLINE - 8 * self.seat.size,
+            _ => INLINE,
+        };
+        match Block::of(input, &self.seat.arenas) {
+            _ if input.byte_len() <= limit => Place::Inline,
+            Some(_) => Place::Shared,
+            None => Place::Staged,
+        }
+    }
+
+    /// Where the input of `rank` is if it travels with the descriptor.
+    pub(super) fn inline_input(
+        &self,
+        rank: usize,
+        op: u32,
+        kind: CallKind,
+        bytes: usize,
+    ) -> *mut u8 {
+        match kind {
+            // Behind the counts.
+            CallKind::AllToAll => self.control.area(rank, op).wrapping_add(8 * self.seat.size),
+            _ => self.control.inline(rank, op, bytes),
+        }
+    }
+
+    pub(super) fn write_counts(&self, op: u32, counts: &[usize]) {
+        let to = self.control.area(self.me(), op).cast::<u64>();
+        for (at, &count) in counts.iter().enumerate() {
+            // SAFETY: the area is aligned and holds a count for each rank of the group, which
+            // `check_size` keeps small enough; it is this rank's until the slot's word is set.
+            unsafe { to.add(at).write(count as u64) }
+        }
+    }
+
+    /// How many elements `rank` sends to rank `to` of the group in this all-to-all.
+    pub(crate) fn count(&self, rank: usize, op: u32, to: usize) -> usize {
+        debug_assert!(to < self.seat.size);
+        let from = self.control.area(rank, op).cast::<u64>();
+        // SAFETY: as in `write_counts`; the rank has announced the operation.
+        unsafe { from.add(to).read() as usize }
+    }
+
+    /// Whether groups of `size` ranks work: every rank's counts must fit beside its slot.
+    pub(crate) fn check_size(size: usize) -> Result<()> {
+        match 8 * size <= INLINE / 2 {
+            true => Ok(()),
+            false => Err(Error::unsupported(format!(
+                "groups of {size} ranks; {} is the most",
+                INLINE / 16
+            ))),
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Running operations: meeting, agreeing, finding inputs.
+
+use super::*;
+
+impl Local {
+    /// Once all are done, copies a result out of shared memory.
+    pub(super) fn bring_back(
+        &self,
+        current: &Current<'_>,
+        done: &mut Done,
+        mut original: Buffer,
+    ) -> Result<()> {
+        for rank in self.peers() {
+            let end = current.op.wrapping_add(1);
+            self.await_counter(current, rank, Counter::Done, end)?;
+        }
+        if let Some(shared) = done.buffer.take() {
+            let bytes = original.as_bytes_mut()?;
+            bytes.copy_from_slice(shared.as_bytes()?);
+            self.keep(current, Some(shared.freeze()));
+        }
+        done.buffer = Some(original);
+        Ok(())
+    }
+
+    /// Runs one call after the other, as `run` does each. `prepare` may replace memory before the
+    /// call is announced, and says what to give back instead.
+    pub(crate) fn run_each(
+        &self,
+        call: Call,
+        turn: &Turn,
+        mut prepare: impl FnMut(Call) -> Result<(Call, Option<Buffer>)>,
+        mut run: impl FnMut(&Current<'_>, Call) -> Result<Done>,
+    ) -> Result<Done> {
+        let (first_op, calls, posted) = {
+            let mut books = self.books.lock();
+            let posted = books.posted;
+            let entry = books.entry(turn.seq);
+            (entry.first_op, entry.calls, posted)
+        };
+        let mut run_one = |op: u32, call: Call| {
+            let kind = call.kind();
+            let current = Current { op, kind, turn };
+            let (call, original) = prepare(call)?;
+            if !reached(posted, op.wrapping_add(1)) {
+                self.ensure_posted(&current, &call, calls as usize)?;
+            }
+            let mut done = run(&current, call);
+            if let (Some(original), Ok(shared)) = (original, &mut done) {
+                self.publish(Counter::Done, op.wrapping_add(1));
+                self.bring_back(&current, shared, original)?;
+            }
+            match &done {
+                Err(err) if !err.leaves_group_usable() => {}
+                // Also after a mismatch: it is the same for all ranks, and they go on.
+                _ => self.publish(Counter::Done, op.wrapping_add(1)),
+            }
+            done
+        };
+        let done = match call {
+            Call::Batch(calls) => {
+                let ops = (0..).map(|i| first_op.wrapping_add(i));
+                // All of them, also after a mismatch: the numbers are taken.
+                let mut parts = Vec::with_capacity(calls.len());
+                for (call, op) in calls.into_iter().zip(ops) {
+                    let part = run_one(op, call);
+                    let over = part.as_ref().is_err_and(|err| !err.leaves_group_usable());
+                    parts.push(part);
+                    if over {
+                        break;
+                    }
+                }
+                let parts = parts.into_iter().collect::<Result<_>>();
+                parts.map(|parts| Done {
+                    parts,
+                    ..Done::default()
+                })
+            }
+            single => run_one(first_op, single),
+        };
+        if done.as_ref().is_err_and(Error::leaves_group_usable) {
+            // Peers for whom nothing is wrong may still read what this rank shares.
+            self.settle(turn)?;
+        }
+        done
+    }
+
+    pub(super) fn ensure_posted(
+        &self,
+        current: &Current<'_>,
+        call: &Call,
+        batch: usize,
+    ) -> Result<()> {
+        let op = current.op;
+        {
+            let mut books = self.books.lock();
+            if books.posted != op {
+                return Ok(());
+            }
+            if self.slot_is_free(&mut books, op) {
+                self.post(&mut books, call, current.turn.seq, op, batch);
+                return Ok(());
+            }
+        }
+        let needed = op.wrapping_sub(DEPTH as u32 - 1);
+        for rank in self.peers() {
+            self.await_counter(current, rank, Counter::Done, needed)?;
+        }
+        let mut books = self.books.lock();
+        books.all_done = needed;
+        self.post(&mut books, call, current.turn.seq, op, batch);
+        Ok(())
+    }
+
+    /// Waits until everybody has announced the operation.
+    pub(crate) fn await_all(&self, current: &Current<'_>) -> Result<()> {
+        let announced = current.op.wrapping_add(1);
+        for rank in self.peers() {
+            let slot = self.control.slot(rank, current.op);
+            self.await_peer(current, rank, "reach", || {
+                slot.load(Ordering::Acquire) == announced
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Waits for that; what they said about it, by rank.
+    pub(crate) fn meet(&self, current: &Current<'_>) -> Result<PerRank<Descriptor>> {
+        self.await_all(current)?;
+        let all: PerRank<_> = (0..self.ranks())
+            .map(|rank| self.control.descriptor(rank, current.op))
+            .collect();
+        match all.iter().position(|other| !other.agrees_with(&all[0])) {
+            None => Ok(all),
+            Some(odd) => Err(self.mismatch(&all, odd)),
+        }
+    }
+
+    /// The inputs of `bytes` that travel with their descriptors; `None` if not all do, or ranks
+    /// have called different things. All have announced the operation.
+    pub(crate) fn inline_sources(&self, op: u32, bytes: usize) -> Option<PerRank<Source>> {
+        let first = self.control.descriptor(0, op);
+        let mut sources = PerRank::new();
+        for rank in 0..self.ranks() {
+            let descriptor = self.control.descriptor(rank, op);
+            if !descriptor.agrees_with(&first) || descriptor.place() != Some(Place::Inline) {
+                return None;
+            }
+            sources.push(Source {
+                ptr: self.control.inline(rank, op, bytes),
+                factor: descriptor.factor,
+            });
+        }
+        Some(sources)
+    }
+
+    /// Every rank sees the same descriptors and comes to the same error.
+    pub(super) fn mismatch(&self, all: &[Descriptor], odd: usize) -> Error {
+        let (first, second) = (self.seat.ranks[0], self.seat.ranks[odd]);
+        let what = format!(
+            "ranks call different things: rank {first} {}, rank {second} {}",
+            all[0], all[odd]
+        );
+        // With batches of different sizes, or peers elsewhere, the numbers are not the same any
+        // more.
+        let recoverable = all[0].batch == all[odd].batch && self.ranks() == self.seat.size;
+        let kind = match recoverable {
+            true => ErrorKind::Mismatch,
+            false => ErrorKind::Backend,
+        };
+        let other = if odd == self.me() { first } else { second };
+        Error::new(kind, what).from_peer(other)
+    }
+
+    /// Where everybody's input of `bytes` is.
+    pub(crate) fn inputs(
+        &self,
+        current: &Current<'_>,
+        all: &[Descriptor],
+        bytes: impl Fn(&Descriptor) -> usize,
+    ) -> Result<PerRank<Input>> {
+        let find = |(rank, descriptor): (usize, &Descriptor)| {
+            let bytes = bytes(descriptor);
+            match descriptor.place() {
+                Some(Place::Nowhere) => Ok(Input::Nowhere),
+                Some(Place::Inline) => {
+                    let at = self.inline_input(rank, current.op, current.kind, bytes);
+                    Ok(Input::At(at))
+                }
+                Some(Place::Shared) => self.shared_input(current, rank, descriptor, bytes),
+                Some(Place::Staged) => Ok(Input::Staged),
+                None => Err(self.nonsense(rank)),
+            }
+        };
+        all.iter().enumerate().map(find).collect()
+    }
+
+    pub(super) fn shared_input(
+        &self,
+        current: &Current<'_>,
+        rank: usize,
+        descriptor: &Descriptor,
+        bytes: usize,
+    ) -> Result<Input> {
+        let (world, segment) = (self.seat.world[rank], descriptor.segment);
+        // It was sent before the descriptor, but on another way.
+        let here = || self.seat.maps.get(world, segment).is_some();
+        self.await_peer(current, rank, "share its memory for", here)?;
+        let segment = self.seat.maps.get(world, segment);
+        let ptr = segment.and_then(|segment| segment.range(descriptor.offset as usize, bytes));
+        ptr.map(|ptr| Input::At(ptr.cast_const()))
+            .ok_or_else(|| self.nonsense(rank))
+    }
+
+    pub(super) fn nonsense(&self, rank: usize) -> Error {
+        let rank = self.seat.ranks[rank];
+        let what = format!("rank {rank} describes memory that is not there");
+        Error::new(ErrorKind::Backend, what).from_peer(rank)
+    }
+
+    /// Keeps an input until every peer's part is done, for peers read it directly.
+    pub(crate) fn keep(&self, current: &Current<'_>, input: Option<Frozen>) {
+        let mut books = self.books.lock();
+        let entry = books.entry(current.turn.seq);
+        entry.shared = true;
+        entry.kept.extend(input);
+    }
+
+    /// Takes the memory of the own staging ring.
+    pub(crate) fn reserve_ring(&self) -> Result<()> {
+        if self.ring.get().is_none() {
+            self.control.reserve_ring(self.me())?;
+            let _ = self.ring.set(());
+        }
+        Ok(())
+    }
+}

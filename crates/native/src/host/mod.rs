@@ -1,0 +1,28 @@
+//! Collectives of the ranks that share a host.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `control.rs` | the segment through which they coordinate: where each word is |
+//! | `descriptor.rs` | what a rank says about its part in an operation |
+//! | `books.rs` | which operations have been announced, and what is in use for them |
+//! | `bell.rs`, `wait.rs` | sleeping and waking; spinning, yielding, sleeping |
+//! | `models.rs` | the protocol of the segment under a model checker |
+//! | `local/` | one rank of a group on this host: announcing, meeting, waiting, breaking |
+//! | `pull.rs` | calls in which each rank reads what it needs from the others' inputs |
+//! | `reduce.rs` | calls in which each rank reduces a slice of everybody's memory |
+
+mod bell;
+mod books;
+mod control;
+mod descriptor;
+mod local;
+#[cfg(test)]
+mod models;
+mod pull;
+mod reduce;
+mod wait;
+
+pub(crate) use control::Control;
+pub(crate) use descriptor::Descriptor;
+pub(crate) use local::{Current, Input, Local, PerRank, SMALL_REDUCTION, Seat};
+pub(crate) use reduce::slice_start;

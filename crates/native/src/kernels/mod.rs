@@ -1,0 +1,288 @@
+//! Loops over elements: reductions and copies on memory that other processes may write to.
+//!
+//! Everything works on raw pointers. A reference would promise that nobody else writes to the
+//! memory for as long as it lives; here others do, only not while a loop runs over it.
+//!
+//! `phalanx_pg::reduce` is the rule book: for every element type, operator and number of sources
+//! these loops give its bits, on every processor. The one thing that it leaves open, and IEEE 754
+//! with it, is *which* NaN comes out when several go into a sum or a product.
+
+use std::ffi::OsStr;
+use std::sync::OnceLock;
+
+use half::f16;
+use num_complex::Complex;
+use phalanx_pg::{DType, ReduceOp};
+
+use element::{And, Avg, Bf16, Max, Min, Or, PremulSum, Product, Sum, Truth, Xor};
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+mod blocks;
+mod copy;
+mod element;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use copy::copy;
+
+/// Calls one of the two functions with the types of the sources' and destinations' elements and
+/// the operator: the first for elements that are combined as they are, the second for 16-bit
+/// floats.
+macro_rules! loops {
+    ($op:expr, $dtype:expr, $ends:expr, $job:expr, $($run:ident)::+, $($lanes:ident)::+, $bf16_wide:ty) => {
+        match ($dtype, $ends) {
+            (DType::F16, Ends::Narrow) => floats!($op, $($lanes)::+, f16, f16, $job),
+            (DType::F16, Ends::WideIn) => floats!($op, $($lanes)::+, f32, f16, $job),
+            (DType::F16, Ends::WideOut) => floats!($op, $($lanes)::+, f16, f32, $job),
+            (DType::BF16, Ends::Narrow) => floats!($op, $($lanes)::+, Bf16, Bf16, $job),
+            (DType::BF16, Ends::WideIn) => floats!($op, $($lanes)::+, $bf16_wide, Bf16, $job),
+            (DType::BF16, Ends::WideOut) => floats!($op, $($lanes)::+, Bf16, $bf16_wide, $job),
+            (DType::F32, _) => floats!($op, $($lanes)::+, f32, f32, $job),
+            (DType::F64, _) => floats!($op, $($run)::+, f64, f64, $job),
+            (DType::I8, _) => integers!($op, $($run)::+, i8, $job),
+            (DType::U8, _) => integers!($op, $($run)::+, u8, $job),
+            (DType::I16, _) => integers!($op, $($run)::+, i16, $job),
+            (DType::I32, _) => integers!($op, $($run)::+, i32, $job),
+            (DType::I64, _) => integers!($op, $($run)::+, i64, $job),
+            (DType::Bool, _) => match $op {
+                ReduceOp::Product | ReduceOp::Min | ReduceOp::BitAnd => {
+                    $($run)::+::<Truth, Truth, And>($job)
+                }
+                ReduceOp::BitXor => $($run)::+::<Truth, Truth, Xor>($job),
+                _ => $($run)::+::<Truth, Truth, Or>($job),
+            },
+            (DType::Complex64, _) => $($run)::+::<Complex<f32>, Complex<f32>, Product>($job),
+            (other, _) => unreachable!("there are no loops for {other}"),
+        }
+    };
+}
+
+macro_rules! floats {
+    ($op:expr, $($run:ident)::+, $in:ty, $out:ty, $job:expr) => {
+        match $op {
+            ReduceOp::PremulSum(_) => $($run)::+::<$in, $out, PremulSum>($job),
+            ReduceOp::Avg => $($run)::+::<$in, $out, Avg>($job),
+            ReduceOp::Product => $($run)::+::<$in, $out, Product>($job),
+            ReduceOp::Min => $($run)::+::<$in, $out, Min>($job),
+            ReduceOp::Max => $($run)::+::<$in, $out, Max>($job),
+            _ => $($run)::+::<$in, $out, Sum>($job),
+        }
+    };
+}
+
+macro_rules! integers {
+    ($op:expr, $($run:ident)::+, $type:ty, $job:expr) => {
+        match $op {
+            ReduceOp::Product => $($run)::+::<$type, $type, Product>($job),
+            ReduceOp::Min => $($run)::+::<$type, $type, Min>($job),
+            ReduceOp::Max => $($run)::+::<$type, $type, Max>($job),
+            ReduceOp::BitAnd => $($run)::+::<$type, $type, And>($job),
+            ReduceOp::BitOr => $($run)::+::<$type, $type, Or>($job),
+            ReduceOp::BitXor => $($run)::+::<$type, $type, Xor>($job),
+            _ => $($run)::+::<$type, $type, Sum>($job),
+        }
+    };
+}
+
+/// Chooses the loops; `portable` is the one value.
+const KERNELS_VAR: &str = "PHALANX_KERNELS";
+
+/// Which loops run on this machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kernels {
+    /// What every processor of the target has.
+    Portable,
+    /// AVX2 and F16C. Made by [`Kernels::detect`] alone, where the processor has them.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+}
+
+impl Kernels {
+    /// The best that the processor has, unless `PHALANX_KERNELS=portable` forces the plain loops.
+    /// An error is a text to show to the user.
+    pub(crate) fn detect() -> Result<Self, String> {
+        static DETECTED: OnceLock<Result<Kernels, String>> = OnceLock::new();
+        let var = || std::env::var_os(KERNELS_VAR);
+        DETECTED
+            .get_or_init(|| Self::chosen(var().as_deref()))
+            .clone()
+    }
+
+    fn chosen(value: Option<&OsStr>) -> Result<Self, String> {
+        match value {
+            None => Ok(Self::best()),
+            Some(value) if value == "portable" => Ok(Self::Portable),
+            Some(value) => Err(format!(
+                "{KERNELS_VAR} is {value:?}: set it to `portable`, or unset it for the best loops \
+                 that this processor has"
+            )),
+        }
+    }
+
+    fn best() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
+            return Self::Avx2;
+        }
+        Self::Portable
+    }
+}
+
+/// One rank's contribution.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Source {
+    /// Its elements.
+    pub(crate) ptr: *const u8,
+    /// Its factor in a premultiplied sum; other operators ignore it.
+    pub(crate) factor: f64,
+}
+
+/// What a loop is to do.
+struct Job<'a> {
+    sources: &'a [Source],
+    dests: &'a [*mut u8],
+    /// Elements of each.
+    len: usize,
+    /// What averages are divided by.
+    ranks: usize,
+}
+
+/// Combines the sources in the order given and writes the result to every destination. Averages
+/// are divided by `ranks`, the size of the whole group.
+///
+/// # Safety
+///
+/// - Each source is readable and each destination writable for `len` elements of `dtype`, aligned
+///   for it, and during the call nobody else writes to a source or touches a destination.
+/// - A destination is one of the sources or overlaps none; destinations do not overlap each other.
+///
+/// # Panics
+///
+/// If there is no source, or the operator is not defined for the type.
+pub(crate) unsafe fn reduce(
+    kernels: Kernels,
+    op: ReduceOp,
+    dtype: DType,
+    sources: &[Source],
+    dests: &[*mut u8],
+    len: usize,
+    ranks: usize,
+) {
+    let job = Job {
+        sources,
+        dests,
+        len,
+        ranks,
+    };
+    // SAFETY: passed on.
+    unsafe { dispatch(kernels, op, dtype, Ends::Narrow, job) }
+}
+
+/// Combines the sources in the order given into `out`, in the wide type and not divided: what
+/// hosts exchange.
+///
+/// # Safety
+///
+/// As [`reduce`], with `out` writable for `len` times [`wide_size`] bytes, aligned for the wide
+/// type, and overlapping no source unless the wide type is the type itself.
+pub(crate) unsafe fn partial(
+    kernels: Kernels,
+    op: ReduceOp,
+    dtype: DType,
+    sources: &[Source],
+    out: *mut u8,
+    len: usize,
+) {
+    let op = match op {
+        ReduceOp::Avg => ReduceOp::Sum,
+        other => other,
+    };
+    let job = Job {
+        sources,
+        dests: &[out],
+        len,
+        ranks: 1,
+    };
+    // SAFETY: passed on.
+    unsafe { dispatch(kernels, op, dtype, Ends::WideOut, job) }
+}
+
+/// Combines partial results in the order given (hosts in order), divides averages by `ranks`,
+/// narrows, and writes the result to every destination.
+///
+/// # Safety
+///
+/// As [`reduce`], with partial results as [`partial`] writes them for sources.
+pub(crate) unsafe fn finish(
+    kernels: Kernels,
+    op: ReduceOp,
+    dtype: DType,
+    partials: &[*const u8],
+    dests: &[*mut u8],
+    len: usize,
+    ranks: usize,
+) {
+    let op = match op {
+        ReduceOp::PremulSum(_) => ReduceOp::Sum,
+        other => other,
+    };
+    let sources: Vec<_> = partials
+        .iter()
+        .map(|&ptr| Source { ptr, factor: 1.0 })
+        .collect();
+    let job = Job {
+        sources: &sources,
+        dests,
+        len,
+        ranks,
+    };
+    // SAFETY: passed on.
+    unsafe { dispatch(kernels, op, dtype, Ends::WideIn, job) }
+}
+
+/// Bytes per element of a partial result: 16-bit floats travel as `f32`.
+pub(crate) fn wide_size(dtype: DType) -> usize {
+    match dtype {
+        DType::F16 | DType::BF16 => size_of::<f32>(),
+        other => other.size(),
+    }
+}
+
+/// Where elements of 16-bit types are wide; of others they always are.
+#[derive(Clone, Copy)]
+enum Ends {
+    Narrow,
+    WideIn,
+    WideOut,
+}
+
+/// # Safety
+///
+/// As [`reduce`].
+unsafe fn dispatch(kernels: Kernels, op: ReduceOp, dtype: DType, ends: Ends, mut job: Job<'_>) {
+    assert!(op.is_defined_for(dtype), "{op} is not defined for {dtype}");
+    assert!(!job.sources.is_empty(), "nothing to reduce");
+    if dtype == DType::Complex64 && op != ReduceOp::Product {
+        job.len *= 2;
+        // SAFETY: passed on; a complex number is two real ones.
+        return unsafe { dispatch(kernels, op, DType::F32, ends, job) };
+    }
+    // SAFETY: passed on; the types that `loops` names have the sizes and the alignments of the
+    // element types, and `Avx2` exists only where the processor has it.
+    unsafe {
+        match kernels {
+            Kernels::Portable => loops!(op, dtype, ends, &job, blocks::run, blocks::run, f32),
+            #[cfg(target_arch = "x86_64")]
+            Kernels::Avx2 => loops!(
+                op,
+                dtype,
+                ends,
+                &job,
+                avx2::run,
+                avx2::run_lanes,
+                avx2::EvenOdd
+            ),
+        }
+    }
+}
