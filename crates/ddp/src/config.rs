@@ -1,0 +1,153 @@
+//! What [`Ddp`](crate::Ddp) can be told.
+
+use phalanx_reducer::{BucketCaps, ReducerConfig};
+use serde::{Deserialize, Serialize};
+
+/// Options with PyTorch's names and defaults. All ranks give the same, which is checked.
+///
+/// ```
+/// use phalanx_ddp::DdpConfig;
+///
+/// let config = DdpConfig {
+///     find_unused_parameters: true,
+///     ..DdpConfig::default()
+/// };
+/// ```
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DdpConfig {
+    /// Cap of all buckets in MiB. `None` is 25, with a first bucket of 1.
+    pub bucket_cap_mb: Option<f64>,
+    /// Caps bucket by bucket in MiB, the last repeating; goes before `bucket_cap_mb`.
+    pub bucket_cap_mb_list: Vec<f64>,
+    /// Some parameters may have no gradient in some backwards.
+    pub find_unused_parameters: bool,
+    /// Rebuilds buckets in ready order with `find_unused_parameters` too; not in PyTorch.
+    pub rebuild_with_unused: bool,
+    /// Gradients handed out are views of the buckets, which saves a copy and as much memory.
+    pub gradient_as_bucket_view: bool,
+    /// Every backward has the same gradients.
+    pub static_graph: bool,
+    /// Buckets whose parameters no rank has used are not sent.
+    pub skip_all_reduce_unused_params: bool,
+    /// Verifies parameters across ranks and broadcasts rank 0's at construction. Without it, equal
+    /// replicas are the caller's business.
+    pub init_sync: bool,
+    /// Broadcasts rank 0's buffers before each forward.
+    pub forward_sync_buffers: bool,
+    /// Names of parameters and buffers that are left alone: not verified, not broadcast, not
+    /// averaged.
+    pub ignore: Vec<String>,
+}
+
+impl Default for DdpConfig {
+    fn default() -> Self {
+        Self {
+            bucket_cap_mb: None,
+            bucket_cap_mb_list: Vec::new(),
+            find_unused_parameters: false,
+            rebuild_with_unused: false,
+            gradient_as_bucket_view: false,
+            static_graph: false,
+            skip_all_reduce_unused_params: false,
+            init_sync: true,
+            forward_sync_buffers: true,
+            ignore: Vec::new(),
+        }
+    }
+}
+
+impl DdpConfig {
+    /// The bucket caps in bytes.
+    pub fn caps(&self) -> BucketCaps {
+        let bytes = |mib: f64| (mib * f64::from(1 << 20)) as usize;
+        match (&self.bucket_cap_mb_list[..], self.bucket_cap_mb) {
+            ([], None) => BucketCaps::default(),
+            ([], Some(cap)) => BucketCaps::uniform(bytes(cap)),
+            (list, _) => BucketCaps::list(list.iter().copied().map(bytes).collect::<Vec<_>>()),
+        }
+    }
+
+    /// The part that concerns the reducer.
+    pub fn reducer(&self) -> ReducerConfig {
+        ReducerConfig {
+            caps: self.caps(),
+            find_unused_parameters: self.find_unused_parameters,
+            rebuild_with_unused: self.rebuild_with_unused,
+            static_graph: self.static_graph,
+            skip_all_reduce_unused_params: self.skip_all_reduce_unused_params,
+        }
+    }
+
+    /// What ranks compare: all that changes which calls are made.
+    pub(crate) fn card(&self) -> Vec<(&'static str, String)> {
+        let caps = self
+            .bucket_cap_mb
+            .map_or_else(|| "default".into(), |cap| cap.to_string());
+        vec![
+            ("bucket_cap_mb", caps),
+            (
+                "bucket_cap_mb_list",
+                format!("{:?}", self.bucket_cap_mb_list),
+            ),
+            (
+                "find_unused_parameters",
+                self.find_unused_parameters.to_string(),
+            ),
+            ("rebuild_with_unused", self.rebuild_with_unused.to_string()),
+            ("static_graph", self.static_graph.to_string()),
+            (
+                "skip_all_reduce_unused_params",
+                self.skip_all_reduce_unused_params.to_string(),
+            ),
+            (
+                "forward_sync_buffers",
+                self.forward_sync_buffers.to_string(),
+            ),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    fn limits(config: &DdpConfig) -> (Vec<usize>, Vec<usize>) {
+        let gradual = config.find_unused_parameters && !config.static_graph;
+        let caps = config.caps();
+        (caps.initial_limits(gradual), caps.rebuilt_limits())
+    }
+
+    #[test]
+    fn caps_are_pytorchs() {
+        let base = DdpConfig::default();
+        assert_eq!(limits(&base), (vec![usize::MAX], vec![MIB, 25 * MIB]));
+        let finding = DdpConfig {
+            find_unused_parameters: true,
+            ..base.clone()
+        };
+        let both = (vec![MIB, 25 * MIB], vec![MIB, 25 * MIB]);
+        assert_eq!(limits(&finding), both);
+        let fixed = DdpConfig {
+            static_graph: true,
+            ..finding.clone()
+        };
+        assert_eq!(limits(&fixed), (vec![usize::MAX], vec![MIB, 25 * MIB]));
+        // Any cap, even the default one, is the first bucket's too.
+        let capped = DdpConfig {
+            bucket_cap_mb: Some(25.0),
+            ..finding.clone()
+        };
+        let both = (vec![25 * MIB], vec![25 * MIB, 25 * MIB]);
+        assert_eq!(limits(&capped), both);
+        let listed = DdpConfig {
+            bucket_cap_mb_list: vec![2.0, 0.5, 2.0],
+            ..capped
+        };
+        let list = vec![2 * MIB, MIB / 2, 2 * MIB];
+        assert_eq!(limits(&listed), (list.clone(), list));
+        assert_eq!(listed.caps().largest(), 2 * MIB);
+        assert_eq!(base.caps().largest(), 25 * MIB);
+    }
+}

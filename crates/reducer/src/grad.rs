@@ -1,0 +1,97 @@
+//! Gradients on their way in.
+
+use std::sync::Arc;
+
+use phalanx_pg::{DType, Element};
+
+use crate::error::{Error, ParamName, Result};
+use crate::params::{ParamSpec, Slot};
+
+/// A gradient as a framework's hook has it; borrowed for the call only.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub enum GradView<'a> {
+    /// All elements in row-major order, in host memory.
+    Host {
+        /// Type of the elements.
+        dtype: DType,
+        /// The elements' bytes, of any alignment.
+        bytes: &'a [u8],
+    },
+    /// Rows of the first dimension, in host memory; all others are zero.
+    Sparse {
+        /// Which rows. One may occur more than once: its values add up.
+        rows: &'a [i64],
+        /// Type of the elements.
+        dtype: DType,
+        /// The rows' bytes, one after the other.
+        bytes: &'a [u8],
+    },
+}
+
+impl<'a> GradView<'a> {
+    /// A dense gradient.
+    pub fn dense<T: Element>(values: &'a [T]) -> Self {
+        Self::Host {
+            dtype: T::DTYPE,
+            bytes: bytemuck::cast_slice(values),
+        }
+    }
+
+    /// A sparse gradient.
+    pub fn sparse<T: Element>(rows: &'a [i64], values: &'a [T]) -> Self {
+        Self::Sparse {
+            rows,
+            dtype: T::DTYPE,
+            bytes: bytemuck::cast_slice(values),
+        }
+    }
+
+    /// Whether it fits the parameter.
+    pub(crate) fn check(&self, slot: Slot, params: &[ParamSpec]) -> Result<()> {
+        let Some(param) = params.get(slot) else {
+            return Err(Error::invalid(format!(
+                "slot {slot} is not among {} parameters",
+                params.len()
+            )));
+        };
+        let (dtype, len) = match *self {
+            Self::Host { dtype, bytes } => (dtype, bytes.len()),
+            Self::Sparse { dtype, bytes, .. } => (dtype, bytes.len()),
+        };
+        let expected = match self {
+            Self::Host { .. } => param.byte_len(),
+            Self::Sparse { rows, .. } => rows.len() * param.row_len() * param.dtype.size(),
+        };
+        let form_fits = matches!(self, Self::Sparse { .. }) == param.sparse;
+        if dtype == param.dtype && len == expected && form_fits {
+            return self.check_rows(slot, params);
+        }
+        let problem = match (form_fits, dtype == param.dtype) {
+            (false, _) if param.sparse => "is dense, but was declared to be sparse".into(),
+            (false, _) => "is sparse, but was not declared to be".into(),
+            (true, false) => format!("is of type {dtype}, the parameter is {}", param.dtype),
+            (true, true) => format!("has {len} bytes, {expected} were expected"),
+        };
+        Err(bad(slot, params, problem))
+    }
+
+    fn check_rows(&self, slot: Slot, params: &[ParamSpec]) -> Result<()> {
+        let Self::Sparse { rows, .. } = self else {
+            return Ok(());
+        };
+        let height = params[slot].shape.first().copied().unwrap_or(0);
+        let outside = |&&row: &&i64| usize::try_from(row).map_or(true, |row| row >= height);
+        match rows.iter().find(outside) {
+            None => Ok(()),
+            Some(row) => Err(bad(slot, params, format!("has row {row} of {height}"))),
+        }
+    }
+}
+
+fn bad(slot: Slot, params: &[ParamSpec], problem: impl Into<Arc<str>>) -> Error {
+    Error::BadGradient {
+        param: ParamName::of(slot, params),
+        problem: problem.into(),
+    }
+}

@@ -1,0 +1,182 @@
+//! Buckets on their way: started in the order of their indices, whatever order they fill in.
+
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use phalanx_pg::{Buffer, ProcessGroupExt, ReduceOp, Work, WorkStatus};
+
+use crate::bucket::{Content, Filling};
+use crate::error::{Error, Result};
+use crate::hook::GradBucket;
+use crate::lane::{Cargo, Delivered, Job, Lane, Reply};
+use crate::layout::Layout;
+use crate::pass::Running;
+use crate::reduced::Landed;
+use crate::stats::{BucketTimes, Clock};
+
+/// Starts buckets and collects their results.
+pub(crate) struct Launcher {
+    lane: Option<Arc<Lane>>,
+    hooked: bool,
+    flights: Vec<Flight>,
+    /// The next bucket to be started: all before it are.
+    next: usize,
+    /// A bucket could not be started. Nothing may be sent after it: it would meet other ranks'
+    /// calls one place too early.
+    failed: bool,
+    replies: (Sender<Reply>, Receiver<Reply>),
+}
+
+#[derive(Default)]
+struct Flight {
+    /// Full, so it may start when its turn comes.
+    ready: bool,
+    skipped: bool,
+    launched: Option<Instant>,
+    done: Option<Instant>,
+    work: Option<Work<Buffer>>,
+    status: Option<WorkStatus>,
+    landed: Option<Landed>,
+}
+
+impl Launcher {
+    pub(crate) fn new(layout: &Layout, lane: Option<Arc<Lane>>, hooked: bool) -> Self {
+        Self {
+            lane,
+            hooked,
+            flights: layout.buckets.iter().map(|_| Flight::default()).collect(),
+            next: 0,
+            failed: false,
+            replies: mpsc::channel(),
+        }
+    }
+
+    pub(crate) fn has_launched(&self) -> bool {
+        self.flights.iter().any(|flight| flight.launched.is_some())
+    }
+
+    /// A bucket is full: starts all that may start now.
+    pub(crate) fn ready(
+        &mut self,
+        bucket: usize,
+        buckets: &[Mutex<Filling>],
+        pass: &Running,
+    ) -> Result<()> {
+        self.flights[bucket].ready = true;
+        while !self.failed
+            && self
+                .flights
+                .get(self.next)
+                .is_some_and(|flight| flight.ready)
+        {
+            let index = self.next;
+            self.next += 1;
+            if !self.flights[index].skipped {
+                let content = buckets[index].lock().take();
+                let started = self.start(index, content, pass);
+                self.failed = started.is_err();
+                started?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A bucket is not sent, for nobody uses what is in it.
+    pub(crate) fn skip(
+        &mut self,
+        bucket: usize,
+        buckets: &[Mutex<Filling>],
+        pass: &Running,
+    ) -> Result<()> {
+        self.flights[bucket].skipped = true;
+        self.flights[bucket].landed = Some(Landed::Skipped);
+        self.ready(bucket, buckets, pass)
+    }
+
+    fn start(&mut self, bucket: usize, content: Content, pass: &Running) -> Result<()> {
+        let flight = &mut self.flights[bucket];
+        flight.launched = Some(Instant::now());
+        let cargo = match content {
+            Content::Dense(buffer) if !self.hooked => {
+                let work = pass.group().allreduce(buffer, ReduceOp::Sum)?;
+                flight.status = Some(work.status());
+                flight.work = Some(work);
+                return Ok(());
+            }
+            Content::Dense(buffer) => Cargo::Dense(GradBucket {
+                index: bucket,
+                is_last: bucket + 1 == self.flights.len(),
+                buffer,
+                layout: Arc::clone(pass.layout()),
+                params: Arc::clone(pass.params()),
+            }),
+            Content::Sparse(grad) => Cargo::Sparse {
+                param: pass.params()[pass.layout().buckets[bucket].slots[0]].clone(),
+                grad,
+            },
+        };
+        let job = Job {
+            bucket,
+            cargo,
+            reply: self.replies.0.clone(),
+        };
+        let lane = self.lane.as_ref();
+        lane.ok_or_else(|| Error::invalid("there is no thread for hooks"))?
+            .send(job)
+    }
+
+    /// Waits for all buckets, in order.
+    pub(crate) fn land(&mut self) -> Result<Vec<Landed>> {
+        let mut landed = Vec::with_capacity(self.flights.len());
+        for bucket in 0..self.flights.len() {
+            if let Some(work) = self.flights[bucket].work.take() {
+                let memory = work.wait()?.freeze();
+                let flight = &mut self.flights[bucket];
+                flight.done = flight
+                    .status
+                    .as_ref()
+                    .and_then(|status| status.times().done);
+                flight.landed = Some(Landed::Dense(memory));
+            }
+            while self.flights[bucket].landed.is_none() {
+                self.receive()?;
+            }
+            // Not kept here: a sink that outlives its pass must not keep memory from being reused.
+            landed.extend(self.flights[bucket].landed.take());
+        }
+        Ok(landed)
+    }
+
+    /// Takes one result of the hooks' thread.
+    fn receive(&mut self) -> Result<()> {
+        // The lane answers every job, and what it runs has time limits.
+        let reply = self.replies.1.recv();
+        let reply = reply.map_err(|_| Error::invalid("the reducer's thread has ended"))?;
+        let flight = &mut self.flights[reply.bucket];
+        flight.done = Some(reply.done);
+        flight.landed = Some(match reply.result? {
+            Delivered::Dense(buffer) => Landed::Dense(buffer.freeze()),
+            Delivered::Sparse(sparse) => Landed::Sparse(Arc::new(sparse)),
+        });
+        Ok(())
+    }
+
+    pub(crate) fn timeline(
+        &self,
+        clock: &Clock,
+        sizes: &[usize],
+        ready: &[Instant],
+    ) -> Vec<BucketTimes> {
+        let flights = self.flights.iter().enumerate();
+        let times = flights.map(|(bucket, flight)| BucketTimes {
+            bucket,
+            bytes: sizes[bucket],
+            ready_ns: clock.since_begin(ready[bucket]),
+            launched_ns: flight.launched.map(|at| clock.since_begin(at)),
+            done_ns: flight.done.map(|at| clock.since_begin(at)),
+        });
+        times.collect()
+    }
+}

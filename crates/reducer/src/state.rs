@@ -1,0 +1,184 @@
+//! What lasts from pass to pass.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
+use phalanx_pg::{Frozen, ProcessGroup};
+use tracing::{debug, info};
+
+use crate::accumulate::Accumulator;
+use crate::arrivals::Arrivals;
+use crate::config::ReducerConfig;
+use crate::error::{Error, Result};
+use crate::hook::CommHook;
+use crate::lane::{Lane, OwnGroup, own_group};
+use crate::layout::Layout;
+use crate::params::{ParamSpec, Slot};
+use crate::pass::{Goal, Running};
+use crate::reduced::{Landed, Reduced};
+use crate::reducer::GradTarget;
+use crate::stats::ReducerStats;
+use crate::{agree, plan};
+
+/// What a reducer and its passes share.
+pub(crate) struct Core {
+    pub(crate) params: Arc<[ParamSpec]>,
+    pub(crate) config: ReducerConfig,
+    pub(crate) state: Mutex<State>,
+}
+
+/// What changes between passes.
+pub(crate) struct State {
+    pub(crate) group: Arc<dyn ProcessGroup>,
+    /// For what must not mix with the buckets' calls: the used map when buckets are skipped.
+    pub(crate) control: Option<Arc<OwnGroup>>,
+    pub(crate) lane: Option<Arc<Lane>>,
+    pub(crate) hook: Option<Arc<dyn CommHook>>,
+    pub(crate) layout: Arc<Layout>,
+    /// Memory of buckets that views may still look at, by bucket.
+    pub(crate) spare: Vec<Option<Frozen>>,
+    pub(crate) phase: Phase,
+    /// Counts passes.
+    pub(crate) passes: u64,
+    pub(crate) rebuilt: bool,
+    /// The ready order to rebuild by.
+    pub(crate) recorded: Option<Vec<Slot>>,
+    /// What the first pass of a static graph has learnt.
+    pub(crate) learnt: Option<Learnt>,
+    pub(crate) accumulated: HashMap<GradTarget, Arc<Accumulator>>,
+    /// The ready order of the last synchronised pass, sorted only when somebody asks for it.
+    pub(crate) last_arrivals: Option<Arc<Arrivals>>,
+    /// Who had gradients in the last pass, to see whether the graph is static.
+    pub(crate) last_used: Option<Vec<bool>>,
+    pub(crate) stats: ReducerStats,
+}
+
+#[derive(Clone)]
+pub(crate) struct Learnt {
+    /// How many gradients each slot has in a backward, on this rank.
+    pub(crate) expected: Arc<[u32]>,
+    /// Which slots any rank uses.
+    pub(crate) used: Arc<[bool]>,
+}
+
+/// Where the reducer is.
+pub(crate) enum Phase {
+    /// A pass may begin.
+    Idle,
+    /// One has begun.
+    InPass,
+    /// One has failed after others may have counted on it.
+    Stuck(Error),
+}
+
+impl Core {
+    /// The state, ready for a pass: idle, and with buckets in ready order if that is known.
+    pub(crate) fn ready_state(&self) -> Result<MutexGuard<'_, State>> {
+        let mut state = self.state.lock();
+        match &state.phase {
+            Phase::Idle => {}
+            Phase::InPass => {
+                let what = "a backward is in progress: finish its pass, or drop it, first";
+                return Err(Error::invalid(what));
+            }
+            Phase::Stuck(cause) => return Err(Error::Stuck(Arc::new(cause.clone()))),
+        }
+        match state.rebuild(&self.params, &self.config) {
+            Ok(()) => Ok(state),
+            Err(err) => {
+                state.fail(err.clone());
+                Err(err)
+            }
+        }
+    }
+}
+
+impl State {
+    /// The groups and the thread that the parameters and options ask for. Collective.
+    pub(crate) fn open_groups(
+        &mut self,
+        params: &[ParamSpec],
+        config: &ReducerConfig,
+    ) -> Result<()> {
+        self.lane = None;
+        self.control = None;
+        if self.hook.is_some() || params.iter().any(|param| param.sparse) {
+            self.lane = Some(Arc::new(Lane::open(&*self.group, self.hook.clone())?));
+        }
+        if config.skip_all_reduce_unused_params && config.finds_unused() {
+            self.control = Some(Arc::new(own_group(&*self.group, "used")?));
+        }
+        Ok(())
+    }
+
+    /// Lays the buckets out anew if the ready order has become known: rank 0's, for all.
+    fn rebuild(&mut self, params: &[ParamSpec], config: &ReducerConfig) -> Result<()> {
+        let Some(order) = self.recorded.take() else {
+            return Ok(());
+        };
+        let own = plan::rebuilt(params, &order, &config.caps)?;
+        let agreed = agree::adopt(&*self.group, params, own)?;
+        let layout = Layout::new(params, &agreed);
+        self.rebuilt = true;
+        self.stats.has_rebuilt_buckets = true;
+        self.stats.rebuilt_bucket_sizes = layout.sizes();
+        self.stats.rebuilt_per_bucket_param_indices = layout.slots();
+        info!(target: "buckets", sizes = ?layout.sizes(), "rebuilt in ready order");
+        debug!(target: "buckets", slots = ?layout.slots(), "parameters of the buckets");
+        self.spare = vec![None; layout.buckets.len()];
+        self.layout = Arc::new(layout);
+        Ok(())
+    }
+
+    pub(crate) fn fail(&mut self, err: Error) {
+        if self.stats.error.is_none() {
+            self.stats.error = Some(err.to_string());
+            self.stats.error_iteration = Some(self.stats.iteration);
+        }
+        self.phase = Phase::Stuck(err);
+    }
+
+    /// Takes note of a pass that has finished well.
+    pub(crate) fn finished(&mut self, config: &ReducerConfig, pass: &Running, reduced: &Reduced) {
+        self.phase = Phase::Idle;
+        if pass.goal == Goal::Accumulate {
+            return;
+        }
+        self.note_used(pass);
+        pass.accumulated.clear();
+        for (spare, landed) in self.spare.iter_mut().zip(&reduced.buckets) {
+            if let Landed::Dense(memory) = landed {
+                *spare = Some(memory.clone());
+            }
+        }
+        if pass.goal == Goal::Reduce && !self.rebuilt && config.rebuilds() {
+            let mut order = pass.arrivals.order();
+            order.extend(pass.not_arrived());
+            self.recorded = Some(order);
+        }
+        self.last_arrivals = Some(Arc::clone(&pass.arrivals));
+        self.stats.iteration += 1;
+        pass.describe(&mut self.stats);
+        if pass.goal == Goal::Learn {
+            let used = reduced.used.clone().expect("learnt from the used map");
+            let expected = pass.learnt_counts(&used);
+            self.learnt = Some(Learnt { expected, used });
+        }
+    }
+
+    fn note_used(&mut self, pass: &Running) {
+        let used = pass.locally_used();
+        let same = self.last_used.as_ref().is_none_or(|last| *last == used);
+        if !same {
+            debug!(target: "graph", "other parameters have gradients than in the last pass");
+        }
+        self.stats.can_set_static_graph &= same;
+        self.last_used = Some(used);
+    }
+}
+
+pub(crate) fn first_layout(params: &[ParamSpec], config: &ReducerConfig) -> Result<Layout> {
+    let plan = plan::initial(params, &config.caps, config.finds_unused())?;
+    Ok(Layout::new(params, &plan))
+}
