@@ -2,16 +2,44 @@
 
 use std::sync::Once;
 
+use phalanx_pg::registry::Selection;
 use phalanx_pg::{Error, Result, registry};
 
 /// The backend of [`init`](crate::init) if nothing else is said.
 pub(crate) fn default_backend() -> Result<&'static str> {
-    match cfg!(feature = "reference") {
-        true => Ok("reference"),
-        false => Err(Error::unsupported(
-            "no backend is built in; enable a feature of the crate phalanx (reference), or name a \
-             registered one with init_with",
-        )),
+    if cfg!(feature = "native") {
+        Ok("native")
+    } else if cfg!(feature = "reference") {
+        Ok("reference")
+    } else {
+        Err(Error::unsupported(
+            "no backend is built in; enable a feature of the crate phalanx (native, reference), or \
+             name a registered one with init_with",
+        ))
+    }
+}
+
+/// The backends that are features of this crate, and whether they are built in.
+const FEATURES: &[(&str, bool)] = &[
+    ("native", cfg!(feature = "native")),
+    ("reference", cfg!(feature = "reference")),
+];
+
+/// Refuses a selection that needs a feature which is not enabled; what nobody knows is for the
+/// registry to refuse.
+pub(crate) fn check_features(selection: &str) -> Result<()> {
+    let wanted = match selection.parse()? {
+        Selection::One(name) => vec![name],
+        Selection::ByDevice { cpu, cuda } => vec![cpu, cuda],
+    };
+    let known = registry::names();
+    let lacking =
+        |name: &&String| !known.contains(name) && FEATURES.contains(&(name.as_str(), false));
+    match wanted.iter().find(lacking) {
+        Some(name) => Err(Error::unsupported(format!(
+            "the backend {name:?} is not built in; enable the feature {name:?} of the crate phalanx"
+        ))),
+        None => Ok(()),
     }
 }
 
@@ -25,6 +53,8 @@ pub fn backends() -> Vec<String> {
 pub(crate) fn register_built_in() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
+        #[cfg(feature = "native")]
+        register("native", phalanx_native::NativeGroup::connect);
         #[cfg(feature = "reference")]
         register("reference", |init| {
             let options = phalanx_reference::Options {
@@ -40,7 +70,7 @@ pub(crate) fn register_built_in() {
     });
 }
 
-#[cfg(feature = "reference")]
+#[cfg(any(feature = "native", feature = "reference"))]
 fn register<F>(name: &str, factory: F)
 where
     F: Fn(&registry::GroupInit) -> Result<std::sync::Arc<dyn phalanx_pg::ProcessGroup>>
@@ -53,7 +83,7 @@ where
     }
 }
 
-#[cfg(all(test, not(feature = "reference")))]
+#[cfg(all(test, not(any(feature = "native", feature = "reference"))))]
 mod tests {
     use super::*;
 
@@ -64,5 +94,14 @@ mod tests {
             err.contains("feature") && err.contains("init_with"),
             "{err}"
         );
+    }
+
+    #[test]
+    fn a_backend_that_is_a_feature_names_it() {
+        for selection in ["reference", "Reference", "cpu:reference,cuda:other"] {
+            let err = check_features(selection).unwrap_err().to_string();
+            assert!(err.contains("feature \"reference\""), "{err}");
+        }
+        check_features("mine").unwrap();
     }
 }

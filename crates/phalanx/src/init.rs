@@ -8,19 +8,22 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use phalanx_pg::registry::{self, GroupInit};
 use phalanx_pg::{
-    Buffer, Call, CallOptions, Capabilities, Checked, DType, Device, Error, ErrorKind,
-    ProcessGroup, RawWork, Recorded, Recorder, RecorderOptions, Result,
+    Call, CallOptions, Checked, Error, ErrorKind, ProcessGroup, RawWork, Result,
+    delegate_description,
 };
 use phalanx_store::rendezvous::{self, LauncherEnv, Rendezvous, RendezvousOptions};
 
-use crate::backends::{default_backend, register_built_in};
+use crate::backends::{check_features, default_backend, register_built_in};
+use crate::recording::Recording;
 
-/// Names the backend: `reference`, a registered one, or pairs such as `cpu:native,cuda:nccl`.
+/// Names the backend: `native`, a registered one, or pairs such as `cpu:native,cuda:nccl`.
 const BACKEND_VAR: &str = "PHALANX_BACKEND";
 /// `detail` compares every collective across ranks before it runs.
 const DEBUG_VAR: &str = "PHALANX_DEBUG";
 /// Where the flight recorder writes when a group breaks; unset records nothing.
 const DUMP_VAR: &str = "PHALANX_DUMP_DIR";
+/// `1`: the flight recorder also writes when the process gets SIGUSR1.
+const SIGNAL_VAR: &str = "PHALANX_DUMP_ON_SIGUSR1";
 
 /// What the launcher said about this process: rank, local rank, node rank, sizes, restart count.
 ///
@@ -39,6 +42,7 @@ pub fn env() -> Result<LauncherEnv> {
 /// | `PHALANX_TOKEN` | the job's secret |
 /// | `PHALANX_DEBUG=detail` | compare every collective across ranks before it runs |
 /// | `PHALANX_DUMP_DIR` | record operations, and write them there when the group breaks |
+/// | `PHALANX_DUMP_ON_SIGUSR1=1` | and when the process gets that signal |
 ///
 /// One world at a time: a second `init` before the first group has been dropped is an error.
 pub fn init() -> Result<Arc<dyn ProcessGroup>> {
@@ -68,6 +72,7 @@ pub struct Init {
     timeout: Option<Duration>,
     checked: bool,
     dump_dir: Option<PathBuf>,
+    dump_on_signal: bool,
     options: RendezvousOptions,
 }
 
@@ -75,19 +80,21 @@ impl Init {
     /// The environment's choices.
     pub fn from_env() -> Result<Self> {
         let text = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
-        let checked = match text(DEBUG_VAR).as_deref() {
-            None | Some("off") => false,
-            Some("detail") => true,
-            Some(other) => {
-                let what = format!("{DEBUG_VAR}={other:?} is neither \"off\" nor \"detail\"");
-                return Err(Error::invalid(what));
-            }
+        let choice = |name: &str, off: &str, on: &str| match text(name).as_deref() {
+            None => Ok(false),
+            Some(value) if value == off => Ok(false),
+            Some(value) if value == on => Ok(true),
+            Some(other) => Err(Error::invalid(format!(
+                "{name}={other:?} is neither {off:?} nor {on:?}"
+            ))),
         };
+        let checked = choice(DEBUG_VAR, "off", "detail")?;
         Ok(Self {
             backend: text(BACKEND_VAR),
             timeout: None,
             checked,
             dump_dir: text(DUMP_VAR).map(PathBuf::from),
+            dump_on_signal: choice(SIGNAL_VAR, "0", "1")?,
             options: RendezvousOptions::from_env()?,
         })
     }
@@ -113,10 +120,22 @@ impl Init {
         Self { checked, ..self }
     }
 
-    /// Records operations, and writes them into `dir` when the group breaks.
+    /// Records operations, and writes them into `dir` when the group breaks or
+    /// [`dump`](crate::dump) is called. `dir` is made if need be.
     pub fn dump_dir(self, dir: impl Into<PathBuf>) -> Self {
         Self {
             dump_dir: Some(dir.into()),
+            ..self
+        }
+    }
+
+    /// Whether the recording is also written when the process gets SIGUSR1, which shows what it
+    /// hangs in. Needs a dump directory.
+    ///
+    /// Without it this crate does not touch the signal, which then ends the process.
+    pub fn dump_on_signal(self, dump_on_signal: bool) -> Self {
+        Self {
+            dump_on_signal,
             ..self
         }
     }
@@ -129,6 +148,8 @@ impl Init {
             Some(name) => name.as_str(),
             None => default_backend()?,
         };
+        check_features(backend)?;
+        let recording = self.recording()?;
         let meeting = rendezvous::join(LauncherEnv::from_env()?, &self.options)?;
         let mut init = GroupInit::new(
             Arc::clone(&meeting.store),
@@ -142,18 +163,26 @@ impl Init {
         if self.checked {
             group = Checked::new(group)?;
         }
-        if let Some(dir) = self.dump_dir {
-            let options = RecorderOptions {
-                dump_dir: Some(dir),
-                ..RecorderOptions::default()
-            };
-            group = Recorded::new(group, &Arc::new(Recorder::new(options)));
+        if let Some(recording) = &recording {
+            group = recording.of(group);
         }
         Ok(Arc::new(World {
             group,
+            _recording: recording,
             meeting: Mutex::new(Some(meeting)),
             _claim: claim,
         }))
+    }
+
+    fn recording(&self) -> Result<Option<Recording>> {
+        match &self.dump_dir {
+            Some(dir) => Recording::start(dir.clone(), self.dump_on_signal).map(Some),
+            None if self.dump_on_signal => Err(Error::invalid(format!(
+                "a dump on SIGUSR1 needs a directory to write to; set {DUMP_VAR} or call \
+                 Init::dump_dir"
+            ))),
+            None => Ok(None),
+        }
     }
 }
 
@@ -187,43 +216,14 @@ impl Drop for Claim {
 #[derive(Debug)]
 struct World {
     group: Arc<dyn ProcessGroup>,
+    _recording: Option<Recording>,
     /// The store that subgroups meet through; present until an orderly end.
     meeting: Mutex<Option<Rendezvous>>,
     _claim: Claim,
 }
 
 impl ProcessGroup for World {
-    fn rank(&self) -> usize {
-        self.group.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.group.size()
-    }
-
-    fn backend(&self) -> &str {
-        self.group.backend()
-    }
-
-    fn name(&self) -> &str {
-        self.group.name()
-    }
-
-    fn global_ranks(&self) -> &[usize] {
-        self.group.global_ranks()
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.group.capabilities()
-    }
-
-    fn timeout(&self) -> Duration {
-        self.group.timeout()
-    }
-
-    fn allocate(&self, device: Device, dtype: DType, len: usize) -> Result<Buffer> {
-        self.group.allocate(device, dtype, len)
-    }
+    delegate_description!(group);
 
     fn submit(&self, call: Call, options: &CallOptions) -> Result<RawWork> {
         self.group.submit(call, options)
