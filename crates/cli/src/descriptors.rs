@@ -2,6 +2,11 @@
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
+/// As it stands; `None` is no limit.
+pub(crate) fn limit() -> Option<u64> {
+    getrlimit(Resource::Nofile).current
+}
+
 /// Raises it as far as the system permits, and returns it.
 pub(crate) fn raise_limit() -> usize {
     let mut limit = getrlimit(Resource::Nofile);

@@ -3,7 +3,10 @@
 
 mod bench;
 mod descriptors;
+mod doctor;
+mod run;
 mod store;
+mod trace;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -21,9 +24,18 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Run(run::Args),
+    Doctor(doctor::Args),
+    Trace(trace::Args),
     Store(store::Args),
+    /// Print a fresh job token, for PHALANX_TOKEN on the nodes of a job.
+    Token,
     #[command(subcommand)]
     Bench(bench::Bench),
+    #[command(name = "__rank", hide = true)]
+    Rank(run::stub::RankArgs),
+    #[command(name = "__warden", hide = true)]
+    Warden,
 }
 
 /// A failure as text for the person at the terminal.
@@ -38,14 +50,27 @@ fn main() -> ExitCode {
         .with_ansi(std::io::stderr().is_terminal())
         .init();
     let result = match cli.command {
-        Command::Store(args) => store::run(&args),
-        Command::Bench(bench) => bench::run(&bench),
+        Command::Run(args) => run::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Trace(args) => trace::run(&args),
+        Command::Store(args) => store::run(&args).map(done),
+        Command::Token => phalanx_store::JobToken::generate()
+            .map(|token| println!("{token}"))
+            .map(done)
+            .map_err(Failure::from),
+        Command::Bench(bench) => bench::run(&bench).map(done),
+        Command::Rank(args) => run::stub::become_rank(&args),
+        Command::Warden => run::stub::be_warden(),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(failure) => {
             eprintln!("phalanx: {failure}");
             ExitCode::FAILURE
         }
     }
+}
+
+fn done((): ()) -> ExitCode {
+    ExitCode::SUCCESS
 }

@@ -117,7 +117,7 @@ fn calls_on_a_server_that_hangs_end_and_say_so() {
         |store| store.barrier("two", 2),
     ];
     let stores = calls.map(|_| server.store());
-    server.signal(Signal::STOP);
+    server.stop();
     std::thread::scope(|scope| {
         let ends = calls.iter().zip(&stores).map(|(call, store)| {
             store.set_timeout(Duration::from_millis(300));

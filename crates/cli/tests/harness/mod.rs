@@ -86,6 +86,19 @@ impl Server {
         kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
     }
 
+    /// Stops it, all of its threads: the signal alone may take a while to reach them.
+    pub(crate) fn stop(&self) {
+        self.signal(Signal::STOP);
+        let tasks = format!("/proc/{}/task", self.child.id());
+        eventually("the server is stopped", || {
+            let stats = std::fs::read_dir(&tasks).unwrap().map(|task| {
+                let stat = task.unwrap().path().join("stat");
+                std::fs::read_to_string(stat).unwrap_or_default()
+            });
+            stats.into_iter().all(|stat| stat.contains(") T "))
+        });
+    }
+
     /// Waits for its end: the exit code, and what it printed after the first line.
     pub(crate) fn end(&mut self) -> (Option<i32>, String) {
         let start = Instant::now();

@@ -1,0 +1,363 @@
+//! Medians of the rounds, as a table or as JSON lines.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use super::contestants::Kind;
+use super::window::{Dtype, Memory, Window};
+use crate::bench::stats::median;
+
+/// Below this the roof is nothing to compare with: operations are all waiting.
+const ROOF_FROM_BYTES: usize = 64 << 10;
+
+/// The windows of one contestant.
+pub(crate) struct Series {
+    pub(crate) kind: Kind,
+    pub(crate) memory: Memory,
+    /// Which world runs them.
+    pub(crate) world: usize,
+    /// Why there are none.
+    pub(crate) missing: Option<String>,
+    /// Why there are no more.
+    pub(crate) failed: Option<String>,
+    cells: BTreeMap<usize, Cell>,
+}
+
+/// The windows of one size.
+#[derive(Default)]
+struct Cell {
+    p50_us: Vec<f64>,
+    min_us: Vec<f64>,
+    iters: usize,
+    wrong: u64,
+}
+
+impl Series {
+    pub(crate) fn new(kind: Kind, memory: Memory, world: usize, missing: Option<String>) -> Self {
+        Self {
+            kind,
+            memory,
+            world,
+            missing,
+            failed: None,
+            cells: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) fn record(&mut self, window: &Window, p50_us: f64, min_us: f64, wrong: u64) {
+        let cell = self.cells.entry(window.bytes).or_default();
+        cell.p50_us.push(p50_us);
+        cell.min_us.push(min_us);
+        cell.iters = window.iters;
+        cell.wrong += wrong;
+    }
+
+    /// What it is called where memory makes a difference.
+    pub(crate) fn label(&self) -> String {
+        match (&self.kind, self.memory) {
+            (Kind::Own(name), Memory::Plain) => format!("{name} (plain)"),
+            (kind, _) => kind.name().to_owned(),
+        }
+    }
+
+    pub(crate) fn p50_us(&self, bytes: usize) -> Option<f64> {
+        self.cells.get(&bytes).map(|cell| median(&cell.p50_us))
+    }
+
+    fn problem(&self, bytes: usize) -> Option<String> {
+        match self.cells.get(&bytes) {
+            Some(cell) if cell.wrong > 0 => {
+                Some(format!("{bytes} bytes: {} wrong elements", cell.wrong))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// All contestants with one number of ranks.
+pub(crate) struct Comparison {
+    pub(crate) ranks: usize,
+    pub(crate) dtype: Dtype,
+    pub(crate) pinned: bool,
+    pub(crate) between_hosts: bool,
+    pub(crate) sizes: Vec<usize>,
+    pub(crate) series: Vec<Series>,
+}
+
+impl Comparison {
+    /// The shortest of those that `which` chooses.
+    fn best(&self, bytes: usize, which: impl Fn(&Kind) -> bool) -> Option<f64> {
+        let chosen = self.series.iter().filter(|series| which(&series.kind));
+        chosen
+            .filter_map(|series| series.p50_us(bytes))
+            .min_by(f64::total_cmp)
+    }
+
+    fn roof(&self, bytes: usize) -> Option<f64> {
+        self.best(bytes, |kind| *kind == Kind::Roof)
+    }
+
+    fn over_roof(&self, series: &Series, bytes: usize) -> Option<f64> {
+        let roof = self.roof(bytes).filter(|_| bytes >= ROOF_FROM_BYTES);
+        Some(series.p50_us(bytes)? / roof?)
+    }
+
+    /// How many times as long PyTorch's gloo and the better of the MPIs take.
+    fn ratios(&self, series: &Series, bytes: usize) -> [Option<f64>; 2] {
+        let ours = series
+            .p50_us(bytes)
+            .filter(|_| matches!(series.kind, Kind::Own(_)));
+        let gloo = self.best(bytes, |kind| *kind == Kind::Gloo);
+        let mpi = self.best(bytes, |kind| matches!(kind, Kind::OpenMpi | Kind::IntelMpi));
+        [gloo, mpi].map(|theirs| Some(theirs? / ours?))
+    }
+
+    /// Contestants without the roof, which is a figure of theirs.
+    pub(crate) fn contestants(&self) -> impl Iterator<Item = &Series> {
+        self.series
+            .iter()
+            .filter(|series| series.kind != Kind::Roof)
+    }
+
+    /// What makes the run fail. A competitor that is not there does not.
+    pub(crate) fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        for series in &self.series {
+            let of_own = series
+                .missing
+                .clone()
+                .filter(|_| matches!(series.kind, Kind::Own(_)));
+            let wrong = self.sizes.iter().filter_map(|&bytes| series.problem(bytes));
+            for problem in wrong.chain(of_own).chain(series.failed.clone()) {
+                problems.push(format!(
+                    "{} of {} ranks: {problem}",
+                    series.label(),
+                    self.ranks
+                ));
+            }
+        }
+        problems
+    }
+
+    pub(crate) fn json_lines(&self) -> Vec<Value> {
+        let mut lines = Vec::new();
+        for series in self.contestants() {
+            for &bytes in &self.sizes {
+                if series.p50_us(bytes).is_some() {
+                    lines.push(self.json(series, bytes));
+                }
+            }
+            let reason = [("missing", &series.missing), ("failed", &series.failed)];
+            for (name, reason) in reason {
+                if let Some(reason) = reason {
+                    let mut line = self.json_head(series);
+                    line.insert(name.into(), json!(reason));
+                    lines.push(Value::Object(line));
+                }
+            }
+        }
+        lines
+    }
+
+    fn json_head(&self, series: &Series) -> Map<String, Value> {
+        let mut line = Map::new();
+        line.insert("bench".into(), json!("allreduce"));
+        line.insert("backend".into(), json!(series.kind.name()));
+        line.insert("ranks".into(), json!(self.ranks));
+        line.insert("dtype".into(), json!(self.dtype.name()));
+        line.insert(
+            "registered".into(),
+            json!(series.memory == Memory::Registered),
+        );
+        line.insert("pinned".into(), json!(self.pinned));
+        line.insert("between_hosts".into(), json!(self.between_hosts));
+        line
+    }
+
+    fn json(&self, series: &Series, bytes: usize) -> Value {
+        let cell = &series.cells[&bytes];
+        let mut line = self.json_head(series);
+        let mut put = |name: &str, value: Value| line.insert(name.into(), value);
+        put("bytes", json!(bytes));
+        put("p50_us", json!(median(&cell.p50_us)));
+        put(
+            "min_us",
+            json!(cell.min_us.iter().copied().fold(f64::INFINITY, f64::min)),
+        );
+        put("iters", json!(cell.iters));
+        put("rounds", json!(cell.p50_us.len()));
+        put("roof_us", json!(self.roof(bytes)));
+        put("time_over_roof", json!(self.over_roof(series, bytes)));
+        put("verified", json!(cell.wrong == 0));
+        for (name, ratio) in ["gloo", "mpi"].iter().zip(self.ratios(series, bytes)) {
+            if let Some(ratio) = ratio {
+                put(&format!("speedup_over_{name}"), json!(ratio));
+            }
+        }
+        Value::Object(line)
+    }
+
+    /// Rows of the table, by size; ratios are what competitors take divided by what ours takes.
+    pub(crate) fn table(&self) -> Vec<String> {
+        let place = match (self.between_hosts, self.pinned) {
+            (true, _) => "between hosts",
+            (false, true) => "pinned",
+            (false, false) => "more than processors",
+        };
+        let mut rows = vec![
+            format!(
+                "{} ranks ({place}), sum of {}",
+                self.ranks,
+                self.dtype.name()
+            ),
+            row([
+                "bytes",
+                "backend",
+                "p50_us",
+                "min_us",
+                "gloo/ours",
+                "mpi/ours",
+                "time/roof",
+            ]),
+            "|--:|---|--:|--:|--:|--:|--:|".to_owned(),
+        ];
+        for &bytes in &self.sizes {
+            for series in self.contestants() {
+                let Some(p50) = series.p50_us(bytes) else {
+                    continue;
+                };
+                let min = series.cells[&bytes]
+                    .min_us
+                    .iter()
+                    .copied()
+                    .fold(f64::INFINITY, f64::min);
+                let [gloo, mpi] = self.ratios(series, bytes).map(show);
+                let over_roof = self.over_roof(series, bytes);
+                rows.push(row([
+                    &bytes.to_string(),
+                    &series.label(),
+                    &show(Some(p50)),
+                    &show(Some(min)),
+                    &gloo,
+                    &mpi,
+                    &show(over_roof),
+                ]));
+            }
+        }
+        for series in self.contestants() {
+            if let Some(reason) = &series.missing {
+                rows.push(format!("{} is missing: {reason}", series.label()));
+            }
+        }
+        rows.extend(
+            self.problems()
+                .into_iter()
+                .map(|problem| format!("FAILED: {problem}")),
+        );
+        rows.push(String::new());
+        rows
+    }
+}
+
+fn row([bytes, backend, p50, min, gloo, mpi, roof]: [&str; 7]) -> String {
+    format!(
+        "| {bytes:>10} | {backend:<18} | {p50:>10} | {min:>10} | {gloo:>9} | {mpi:>9} | {roof:>9} |"
+    )
+}
+
+fn show(value: Option<f64>) -> String {
+    match value {
+        None => "-".into(),
+        Some(v) if v >= 100.0 => format!("{v:.0}"),
+        Some(v) => format!("{v:.2}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn series(kind: Kind, memory: Memory, p50s: &[f64]) -> Series {
+        let mut series = Series::new(kind, memory, 0, None);
+        let window = Window::new(1 << 20, Dtype::F32, memory, false);
+        p50s.iter()
+            .for_each(|&p50| series.record(&window, p50, p50 / 2.0, 0));
+        series
+    }
+
+    fn comparison(series: Vec<Series>) -> Comparison {
+        Comparison {
+            ranks: 2,
+            dtype: Dtype::F32,
+            pinned: true,
+            between_hosts: false,
+            sizes: vec![1 << 20],
+            series,
+        }
+    }
+
+    fn native(p50s: &[f64]) -> Series {
+        series(Kind::Own("native".into()), Memory::Registered, p50s)
+    }
+
+    #[test]
+    fn ours_carries_the_ratios_and_mpi_is_the_better_one() {
+        let all = comparison(vec![
+            native(&[10.0, 90.0, 12.0]),
+            series(Kind::Gloo, Memory::Plain, &[120.0]),
+            series(Kind::OpenMpi, Memory::Plain, &[36.0]),
+            series(Kind::IntelMpi, Memory::Plain, &[24.0]),
+            series(Kind::Roof, Memory::Plain, &[8.0]),
+        ]);
+        let lines = all.json_lines();
+        assert_eq!(lines.len(), 4);
+        assert_eq!(lines[0]["p50_us"], 12.0);
+        assert_eq!(lines[0]["min_us"], 5.0);
+        assert_eq!(lines[0]["roof_us"], 8.0);
+        assert_eq!(lines[0]["time_over_roof"], 1.5);
+        assert_eq!(lines[0]["registered"], true);
+        assert_eq!(lines[0]["speedup_over_gloo"], 10.0);
+        assert_eq!(lines[0]["speedup_over_mpi"], 2.0);
+        assert!(lines[2].get("speedup_over_mpi").is_none());
+        let row = &all.table()[3];
+        assert!(
+            row.contains("10.00") && row.contains("2.00") && row.contains("1.50"),
+            "{row}"
+        );
+    }
+
+    #[test]
+    fn who_is_missing_is_named_with_the_reason_and_fails_nothing() {
+        let missing = Some("no mpicc".to_owned());
+        let all = comparison(vec![
+            native(&[1.0]),
+            Series::new(Kind::OpenMpi, Memory::Plain, 1, missing),
+        ]);
+        let line = &all.json_lines()[1];
+        assert_eq!(line["backend"], "openmpi");
+        assert_eq!(line["missing"], "no mpicc");
+        assert!(line.get("verified").is_none());
+        assert!(
+            all.table()
+                .contains(&"openmpi is missing: no mpicc".to_owned())
+        );
+        assert!(all.problems().is_empty());
+    }
+
+    #[test]
+    fn wrong_sums_and_failures_fail_the_run() {
+        let mut wrong = native(&[1.0]);
+        wrong.record(
+            &Window::new(1 << 20, Dtype::F32, Memory::Registered, false),
+            1.0,
+            1.0,
+            3,
+        );
+        let mut failed = series(Kind::Gloo, Memory::Plain, &[1.0]);
+        failed.failed = Some("rank 1: gone".into());
+        let all = comparison(vec![wrong, failed]);
+        assert_eq!(all.json_lines()[0]["verified"], false);
+        assert_eq!(all.problems().len(), 2, "{:?}", all.problems());
+    }
+}

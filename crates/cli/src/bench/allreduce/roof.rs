@@ -1,0 +1,156 @@
+//! The roof: the additions, loads and stores that an all-reduce of n ranks in one pass cannot do
+//! without, divided among the processors, on memory of their own and with nothing to wait for.
+//!
+//! Data of `f32` only: for other types it says what as many bytes of that cost.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering::AcqRel, Ordering::Acquire};
+use std::time::Instant;
+
+use super::window::{Answer, Task, Window};
+use crate::Failure;
+use crate::bench::cpu;
+
+/// Reduces private memory on every processor as told through a socket; started by
+/// `phalanx bench allreduce`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    socket: PathBuf,
+    ranks: usize,
+    /// One thread on each.
+    #[arg(value_delimiter = ',')]
+    processors: Vec<usize>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let mut to_bench = UnixStream::connect(&args.socket)?;
+    writeln!(
+        to_bench,
+        "hello 0 one-pass reduction of {} ranks",
+        args.ranks
+    )?;
+    for line in BufReader::new(to_bench.try_clone()?).lines() {
+        let Task::Run(window) = line?.parse()? else {
+            return Err("the roof runs windows only".into());
+        };
+        let nanos = measure(args, &window);
+        writeln!(to_bench, "{}", Answer { wrong: 0, nanos })?;
+    }
+    Ok(())
+}
+
+/// Times of the slowest thread.
+fn measure(args: &Args, window: &Window) -> Vec<u64> {
+    let threads = args.processors.len();
+    let meeting = Meeting {
+        arrived: AtomicUsize::new(0),
+        threads,
+    };
+    let share = (window.bytes / size_of::<f32>()).div_ceil(threads);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (args.processors.iter())
+            .map(|&processor| {
+                let meeting = &meeting;
+                scope.spawn(move || one_thread(processor, meeting, args.ranks, share, window))
+            })
+            .collect();
+        let times = threads
+            .into_iter()
+            .map(|t| t.join().expect("a thread of the roof panicked"));
+        let slowest =
+            |a: Vec<u64>, b: Vec<u64>| a.into_iter().zip(b).map(|(a, b)| a.max(b)).collect();
+        times.reduce(slowest).unwrap_or_default()
+    })
+}
+
+fn one_thread(
+    processor: usize,
+    meeting: &Meeting,
+    ranks: usize,
+    share: usize,
+    window: &Window,
+) -> Vec<u64> {
+    // Where pinning is not allowed, the scheduler's choice is as good.
+    let _ = cpu::pin(processor);
+    let mut buffers = vec![vec![0f32; share]; ranks];
+    let mut nanos = Vec::new();
+    for i in 0..window.warmup + window.iters {
+        buffers.iter_mut().for_each(|buffer| buffer.fill(1.0));
+        meeting.wait();
+        let start = Instant::now();
+        reduce(&mut buffers);
+        if i >= window.warmup {
+            nanos.push(start.elapsed().as_nanos() as u64);
+        }
+        assert!(
+            buffers
+                .iter()
+                .all(|buffer| buffer[share - 1] == ranks as f32)
+        );
+    }
+    nanos
+}
+
+/// Every buffer becomes the sum of all, each element read and written once.
+fn reduce(buffers: &mut [Vec<f32>]) {
+    const BLOCK: usize = 32;
+    let len = buffers[0].len();
+    let mut at = 0;
+    while at + BLOCK <= len {
+        let mut sum = [0.0; BLOCK];
+        sum.copy_from_slice(&buffers[0][at..at + BLOCK]);
+        for buffer in &buffers[1..] {
+            for (a, b) in sum.iter_mut().zip(&buffer[at..at + BLOCK]) {
+                *a += b;
+            }
+        }
+        for buffer in &mut *buffers {
+            buffer[at..at + BLOCK].copy_from_slice(&sum);
+        }
+        at += BLOCK;
+    }
+    for at in at..len {
+        let sum = buffers.iter().map(|buffer| buffer[at]).sum();
+        buffers.iter_mut().for_each(|buffer| buffer[at] = sum);
+    }
+}
+
+/// Where threads begin together; they spin, because a wake-up takes longer than a small window.
+struct Meeting {
+    arrived: AtomicUsize,
+    threads: usize,
+}
+
+impl Meeting {
+    fn wait(&self) {
+        let ticket = self.arrived.fetch_add(1, AcqRel);
+        let everybody = (ticket / self.threads + 1) * self.threads;
+        let mut spins = 0u32;
+        while self.arrived.load(Acquire) < everybody {
+            std::hint::spin_loop();
+            spins += 1;
+            if spins > 10_000 {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_buffer_ends_with_the_sum() {
+        for len in [0, 1, 31, 32, 100] {
+            let mut buffers: Vec<Vec<f32>> = (1..=3)
+                .map(|rank| (0..len).map(|i| (i * rank) as f32).collect())
+                .collect();
+            reduce(&mut buffers);
+            let sums: Vec<f32> = (0..len).map(|i| (i * 6) as f32).collect();
+            assert!(buffers.iter().all(|buffer| *buffer == sums), "{len}");
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! One rank of the measurement.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use phalanx::pg::{Buffer, DType, Device, ProcessGroup, ProcessGroupExt, ReduceOp};
+use phalanx_reducer::{
+    GradTarget, GradView, ParamSpec, Reduced, Reducer, ReducerConfig, Slot, Sync, verify,
+};
+
+use super::{Args, Figures};
+use crate::Failure;
+use crate::bench::stats::median;
+
+/// Passes before anything is measured: the rebuild is at the second.
+const WARM_UP: usize = 3;
+
+/// Measures, and returns the figures of this rank.
+pub(super) fn run(args: &Args) -> Result<Figures, Failure> {
+    let group = phalanx::init_with(&args.backend)?;
+    let mut bench = Bench::new(args, Arc::clone(&group))?;
+    for n in 0..WARM_UP {
+        bench.with_sync(n)?;
+    }
+    let (mut local, mut ddp, mut floor) = (Vec::new(), Vec::new(), Vec::new());
+    for n in 0..args.rounds {
+        let n = n + WARM_UP;
+        local.push(bench.alone(n)?);
+        ddp.push(bench.with_sync(n)?);
+        floor.push(bench.floor(n)?);
+    }
+    let figures = Figures {
+        local_ms: median(&local),
+        ddp_ms: median(&ddp),
+        floor_ms: median(&floor),
+        verified: bench.wrong == 0,
+    };
+    group.shutdown()?;
+    Ok(figures)
+}
+
+struct Bench {
+    group: Arc<dyn ProcessGroup>,
+    reducer: Reducer,
+    lens: Vec<usize>,
+    /// Gradients in memory of their own, unless views are asked for.
+    copies: Option<Vec<Vec<f32>>>,
+    /// The floor's one bucket.
+    bare: Option<Buffer>,
+    /// Averages that were not what they should be.
+    wrong: usize,
+}
+
+impl Bench {
+    fn new(args: &Args, group: Arc<dyn ProcessGroup>) -> Result<Self, Failure> {
+        let lens = args.params.lens();
+        let spec = |(i, &len): (usize, &usize)| ParamSpec::new(format!("p{i}"), [len], DType::F32);
+        let params: Vec<ParamSpec> = lens.iter().enumerate().map(spec).collect();
+        verify(&*group, &params, &[])?;
+        let reducer = Reducer::new(params, Arc::clone(&group), ReducerConfig::default())?;
+        let bare = group.allocate(Device::Cpu, DType::F32, lens.iter().sum())?;
+        let copies = (!args.view).then(|| lens.iter().map(|&len| vec![0.0; len]).collect());
+        Ok(Self {
+            group,
+            reducer,
+            lens,
+            copies,
+            bare: Some(bare),
+            wrong: 0,
+        })
+    }
+
+    /// A backward of no work: every gradient is new memory with values of this rank's.
+    fn gradient(&self, slot: Slot, n: usize) -> Vec<f32> {
+        vec![value(self.group.rank(), slot, n); self.lens[slot]]
+    }
+
+    fn alone(&mut self, n: usize) -> Result<f64, Failure> {
+        self.group.barrier()?;
+        let start = Instant::now();
+        for slot in (0..self.lens.len()).rev() {
+            std::hint::black_box(self.gradient(slot, n));
+        }
+        Ok(ms(start))
+    }
+
+    fn with_sync(&mut self, n: usize) -> Result<f64, Failure> {
+        let pass = self.reducer.begin(GradTarget::Model, Sync::Yes)?;
+        self.group.barrier()?;
+        let start = Instant::now();
+        let sink = pass.sink();
+        for slot in (0..self.lens.len()).rev() {
+            sink.grad_ready(slot, GradView::dense(&self.gradient(slot, n)))?;
+        }
+        let reduced = pass.finish()?;
+        if let Some(copies) = &mut self.copies {
+            for (slot, copy) in copies.iter_mut().enumerate() {
+                let view = reduced.dense(slot).ok_or("a gradient is missing")?;
+                copy.copy_from_slice(view.as_slice()?);
+            }
+        }
+        let took = ms(start);
+        self.check(&reduced, n)?;
+        Ok(took)
+    }
+
+    /// What cannot be avoided: one scaled copy of all gradients and one all-reduce.
+    fn floor(&mut self, n: usize) -> Result<f64, Failure> {
+        let mut bare = self.bare.take().ok_or("the floor's memory is lost")?;
+        let grads: Vec<Vec<f32>> = (0..self.lens.len())
+            .map(|slot| self.gradient(slot, n))
+            .collect();
+        let share = 1.0 / self.group.size() as f32;
+        self.group.barrier()?;
+        let start = Instant::now();
+        let mut to = bare.as_mut_slice::<f32>()?;
+        for grad in &grads {
+            let (here, rest) = to.split_at_mut(grad.len());
+            let pairs = here.iter_mut().zip(grad);
+            pairs.for_each(|(to, value)| *to = value * share);
+            to = rest;
+        }
+        let sum = self.group.allreduce(bare, ReduceOp::Sum)?.wait()?;
+        let took = ms(start);
+        self.bare = Some(sum);
+        Ok(took)
+    }
+
+    fn check(&mut self, reduced: &Reduced, n: usize) -> Result<(), Failure> {
+        let size = self.group.size();
+        let share = (1.0 / size as f64) as f32;
+        for slot in 0..self.lens.len() {
+            let mut expected = value(0, slot, n) * share;
+            (1..size).for_each(|rank| expected += value(rank, slot, n) * share);
+            let view = reduced.dense(slot).ok_or("a gradient is missing")?;
+            let all = match &self.copies {
+                Some(copies) => &copies[slot][..],
+                None => view.as_slice()?,
+            };
+            let near = |value: &&f32| (**value - expected).abs() <= expected.abs() * 1e-6;
+            self.wrong += all.len() - all.iter().filter(near).count();
+        }
+        Ok(())
+    }
+}
+
+/// Different for each rank, parameter and pass.
+fn value(rank: usize, slot: Slot, n: usize) -> f32 {
+    1.0 + rank as f32 * 0.25 + (slot % 97) as f32 * 0.5 + (n % 13) as f32
+}
+
+fn ms(start: Instant) -> f64 {
+    start.elapsed().as_secs_f64() * 1e3
+}
