@@ -16,7 +16,8 @@ const TORCH_DISK: &str = "about 5 GB on disk, 2.5 GB to download";
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// Test against a real PyTorch: its clients on our store server, our client on its servers, a
-/// Rust program under torchrun, gloo groups that meet through our store, one file store shared.
+/// Rust program under torchrun, PyTorch ranks under phalanx run, gloo groups that meet through our
+/// store, one file store shared.
 ///
 /// The first run makes a virtual environment with torch 2.13.0 in the user's cache directory.
 #[derive(clap::Args)]
@@ -54,6 +55,25 @@ const TESTS: &[Test] = &[
     ("a rust program under torchrun after a restart", |setup| {
         setup.torchrun(&["--max-restarts", "1"], &["--fail-before", "1"], 2)
     }),
+    ("the readme's program under torchrun", |setup| {
+        let allreduce = setup.built.join("examples/allreduce");
+        let mut torchrun = command(&setup.python);
+        torchrun.args(TORCHRUN).arg(allreduce);
+        lines_with(torchrun, "of 2: [1.0, 2.0]", 2)
+    }),
+    ("training with ddp under torchrun", |setup| {
+        let digits = setup.built.join("examples/digits");
+        let mut torchrun = command(&setup.python);
+        torchrun.args(TORCHRUN).arg(digits).args(["--epochs", "2"]);
+        lines_with(torchrun, "ranks 2, identical parameters sha256", 1)
+    }),
+    ("pytorch ranks train under phalanx run", |setup| {
+        setup.train_torch(&[], &[], 0)
+    }),
+    (
+        "pytorch ranks train under phalanx run after a restart",
+        |setup| setup.train_torch(&["--max-restarts", "1"], &["--fail-before", "1"], 1),
+    ),
     (
         "a gloo group of pytorch ranks meets through our server",
         gloo,
@@ -126,6 +146,15 @@ fn environment() -> Result<PathBuf, Failure> {
     }
 }
 
+/// torchrun with two ranks.
+const TORCHRUN: [&str; 5] = [
+    "-m",
+    "torch.distributed.run",
+    "--nproc-per-node",
+    "2",
+    "--no-python",
+];
+
 /// The programs of both sides.
 struct Setup {
     python: PathBuf,
@@ -142,6 +171,8 @@ impl Setup {
             "phalanx-store",
             "-p",
             "phalanx-conformance",
+            "-p",
+            "phalanx",
         ];
         let build = Cmd::cargo()
             .arg("build")
@@ -199,26 +230,27 @@ impl Setup {
     /// Two ranks of the example `meet`; `attempts` is how often they should have met.
     fn torchrun(&self, flags: &[&str], args: &[&str], attempts: usize) -> Result<(), Failure> {
         let mut torchrun = command(&self.python);
-        torchrun.args([
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node",
-            "2",
-            "--no-python",
-        ]);
         torchrun
+            .args(TORCHRUN)
             .args(flags)
             .arg(self.built.join("examples/meet"))
             .args(args);
-        let output = read(torchrun)?;
-        let met = output
-            .lines()
-            .filter(|line| line.contains("sum of ranks 1;"))
-            .count();
-        match met == 2 * attempts {
-            true => Ok(()),
-            false => Err(format!("{met} ranks met, not {}", 2 * attempts).into()),
-        }
+        lines_with(torchrun, "sum of ranks 1;", 2 * attempts)
+    }
+
+    /// Two PyTorch ranks that train with our launcher; `attempt` is the one that succeeds.
+    fn train_torch(&self, flags: &[&str], args: &[&str], attempt: usize) -> Result<(), Failure> {
+        let script = self.script("torch_ddp.py");
+        let mut run = command(&self.built.join("phalanx"));
+        run.args(["run", "--nproc", "2", "--no-token"]).args(flags);
+        run.arg("--").arg(script.get_program());
+        run.args(script.get_args()).args(args);
+        run.env("TORCH_CPP_LOG_LEVEL", "ERROR");
+        lines_with(
+            run,
+            &format!("trained, attempt {attempt}, replicas equal"),
+            2,
+        )
     }
 }
 
@@ -369,6 +401,16 @@ fn wait_until(child: &mut Child, deadline: Instant) -> Result<Option<ExitStatus>
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok(child.try_wait()?)
+}
+
+/// Runs it; that many lines of its output have to contain `text`.
+fn lines_with(command: Command, text: &str, expected: usize) -> Result<(), Failure> {
+    let output = read(command)?;
+    let found = output.lines().filter(|line| line.contains(text)).count();
+    match found == expected {
+        true => Ok(()),
+        false => Err(format!("{found} lines say {text:?}, not {expected}").into()),
+    }
 }
 
 /// Runs it and returns its standard output, which is shown too.

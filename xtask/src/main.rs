@@ -12,6 +12,7 @@ mod miri;
 mod shell;
 mod soak;
 mod test;
+mod train;
 
 use std::process::ExitCode;
 
@@ -27,6 +28,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Train(train::Args),
     Test(test::Args),
     Fuzz(fuzz::Args),
     Interop(interop::Args),
@@ -40,6 +42,7 @@ type Failure = Box<dyn std::error::Error>;
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
+        Command::Train(args) => train::run(&args),
         Command::Test(args) => test::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Interop(args) => interop::run(&args),
@@ -60,9 +63,11 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         <Cli as clap::CommandFactory>::command().debug_assert();
-        let lines: [&[&str]; 4] = [
+        let lines: [&[&str]; 6] = [
+            &["train", "--nproc", "4", "--framework", "burn"],
             &["test", "--quick", "--only", "consumer"],
             &["soak", "conformance", "--ranks", "1,2", "--minutes", "5"],
+            &["soak", "chaos", "--runs", "2000", "--seed", "7"],
             &["bench", "--", "store", "--only", "pairs"],
             &["miri", "--require"],
         ];

@@ -14,10 +14,14 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand)]
 enum What {
-    /// Every combination of the process group suite on the reference backend: every size, memory
-    /// and mode for each call, type and operator, with threads and with processes as ranks. Hours
-    /// for all world sizes; prints each case with its time
+    /// The whole product of the process group suite: each call with every type, operator and size,
+    /// with processes as ranks and, for the reference backend, threads. Prints each case with its
+    /// time, and a summary
     Conformance {
+        /// Any backend that the crate phalanx has built in
+        #[arg(long, default_value = "reference")]
+        backend: String,
+
         /// World sizes, separated by commas
         #[arg(long, default_value = "1,2,3,4,8")]
         ranks: String,
@@ -26,23 +30,66 @@ enum What {
         #[arg(long)]
         minutes: Option<u32>,
     },
+    /// Ranks that are killed or stopped in the middle of a random mix of calls. Prints how far it
+    /// is, every run that goes wrong, and a summary with the times from the kill to the errors
+    Chaos {
+        /// Any backend that the crate phalanx has built in
+        #[arg(long, default_value = "native")]
+        backend: String,
+
+        /// How many runs
+        #[arg(long, default_value_t = 100)]
+        runs: u32,
+
+        /// Most ranks of a run, which has two at least
+        #[arg(long, default_value_t = 4)]
+        ranks: u32,
+
+        /// Number of the first run: each follows from its number
+        #[arg(long, default_value_t = 0)]
+        seed: u64,
+    },
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
-    let What::Conformance { ranks, minutes } = &args.what;
-    let run = [
-        "run",
-        "--package",
-        "phalanx-conformance",
-        "--example",
-        "soak",
-    ];
-    let mut soak = Cmd::cargo().args(run).args(["--", "--ranks", ranks]);
-    if let Some(minutes) = minutes {
-        soak = soak.args(["--minutes", &minutes.to_string()]);
-    }
+    let soak = match &args.what {
+        What::Conformance {
+            backend,
+            ranks,
+            minutes,
+        } => {
+            let soak = example("soak").args(["--backend", backend, "--ranks", ranks]);
+            match minutes {
+                Some(minutes) => soak.args(["--minutes", &minutes.to_string()]),
+                None => soak,
+            }
+        }
+        What::Chaos {
+            backend,
+            runs,
+            ranks,
+            seed,
+        } => {
+            let chaos = example("chaos").args(["--backend", backend]);
+            let [runs, ranks] = [runs, ranks].map(u32::to_string);
+            chaos.args([
+                "--runs",
+                &runs,
+                "--ranks",
+                &ranks,
+                "--seed",
+                &seed.to_string(),
+            ])
+        }
+    };
     Ok(match soak.status()?.success() {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     })
+}
+
+/// An example of the suites' crate, optimised: they move and compare a lot.
+fn example(name: &str) -> Cmd {
+    let run = ["run", "--release", "--package", "phalanx-conformance"];
+    Cmd::cargo().args(run).args(["--example", name, "--"])
 }

@@ -62,7 +62,7 @@ impl Step<'_> {
                 };
                 let came = self.exchange(data.buffer().as_bytes()?, parts, 1.0)?;
                 match data {
-                    Payload::Writable(buf) => take(&came, root, buf),
+                    Payload::Writable(buf) => line_up(&came, &self.to_one(root, &buf), buf),
                     Payload::ReadOnly(_) => Ok(Done::default()),
                 }
             }
@@ -78,31 +78,26 @@ impl Step<'_> {
                 }
             }
             Call::Scatter { input, output, root } => {
-                let came = match &input {
-                    Some(input) => {
-                        self.exchange(input.as_bytes()?, self.equal(output.byte_len()), 1.0)?
-                    }
-                    None => self.exchange(&[], self.to_nobody(), 1.0)?,
+                let (bytes, parts) = match &input {
+                    Some(input) => (input.as_bytes()?, self.equal(output.byte_len())),
+                    None => (&[][..], self.to_nobody()),
                 };
-                take(&came, root, output)
+                let came = self.exchange(bytes, parts, 1.0)?;
+                line_up(&came, &self.to_one(root, &output), output)
             }
             Call::AllToAll { input, output, send_counts, recv_counts } => {
                 let parts = self.counted(&send_counts, &input);
                 let came = self.exchange(input.as_bytes()?, parts, 1.0)?;
                 line_up(&came, &self.counted(&recv_counts, &output), output)
             }
-            Call::Barrier => {
-                self.exchange(&[], self.to_nobody(), 1.0)?;
-                Ok(Done::default())
-            }
+            Call::Barrier => self.exchange(&[], self.to_nobody(), 1.0).map(|_| Done::default()),
             // The capabilities keep the others away; new ones may come.
             other => Err(Error::unsupported(format!("no {} over files", other.kind()))),
         }
     }
 
     fn exchange(&self, bytes: &[u8], parts: Parts, factor: f64) -> Result<Vec<Came>> {
-        let letter = Letter { factor, bytes, parts };
-        self.room.exchange(&letter, self.part, self.turn)
+        self.room.exchange(&Letter { factor, bytes, parts }, self.part, self.turn)
     }
 
     fn reducing(&self, op: ReduceOp, buf: &Buffer, parts: Parts) -> Result<Vec<Came>> {
@@ -137,14 +132,13 @@ impl Step<'_> {
     }
 
     fn counted(&self, counts: &[usize], buf: &Buffer) -> Parts {
-        let counts = explicit_counts(counts, buf.len(), self.size());
-        let mut end = 0;
-        let parts = counts.into_iter().map(|count| {
-            let start = end;
-            end += count * buf.dtype().size();
-            start..end
+        let counts = explicit_counts(counts, buf.len(), self.size()).into_iter();
+        let ends = counts.scan(0, |end, count| {
+            let start = *end;
+            *end += count * buf.dtype().size();
+            Some(start..*end)
         });
-        parts.collect()
+        ends.collect()
     }
 }
 
@@ -169,19 +163,11 @@ fn line_up(came: &[Came], parts: &[Range<usize>], mut out: Buffer) -> Result<Don
     Ok(out.into())
 }
 
-fn take(came: &[Came], root: usize, mut out: Buffer) -> Result<Done> {
-    check_len(root, came[root].bytes.len(), out.byte_len())?;
-    out.as_bytes_mut()?.copy_from_slice(&came[root].bytes);
-    Ok(out.into())
-}
-
 /// The exchange is over when lengths are looked at, so the group stays usable.
 fn check_len(from: usize, got: usize, expected: usize) -> Result<()> {
-    match got == expected {
-        true => Ok(()),
-        false => {
-            let what = format!("rank {from} sent {got} bytes, {expected} were expected");
-            Err(Error::new(ErrorKind::Mismatch, what).from_peer(from))
-        }
+    if got == expected {
+        return Ok(());
     }
+    let what = format!("rank {from} sent {got} bytes, {expected} were expected");
+    Err(Error::new(ErrorKind::Mismatch, what).from_peer(from))
 }

@@ -43,8 +43,7 @@ impl Host {
             let what = format!("rank {} has joined before", init.rank);
             Error::invalid(what)
         })?;
-        let (rank, locks) = (init.rank, Vec::new());
-        let mut host = Self { dir: dir.clone(), rank, own, locks };
+        let mut host = Self { dir: dir.clone(), rank: init.rank, own, locks: Vec::new() };
         init.store.barrier_for("files/met", init.world_size, limit)?;
         let locks = (0..init.world_size).map(|rank| File::open(lock(rank)));
         host.locks =

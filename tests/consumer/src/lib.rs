@@ -57,9 +57,8 @@ impl FilesGroup {
     /// Meets the other ranks in the store and opens the group of all.
     pub fn connect(init: &GroupInit) -> Result<Arc<Self>> {
         let host = Arc::new(Host::meet(init)?);
-        let dir = host.dir().join("world");
         let members = (0..init.world_size).collect();
-        let room = Room::open(&host, dir, init.rank, members)?;
+        let room = Room::open(&host, host.dir().join("world"), init.rank, members)?;
         Ok(Self::new(&init.name, room, host, init.timeout))
     }
 
@@ -80,17 +79,9 @@ impl FilesGroup {
     /// The directory of the group `name` of these members of the world.
     fn dir_of(&self, name: &str, members: &[usize]) -> PathBuf {
         // The members are in it because disjoint groups may have the same name.
-        let mut dir = String::from("group-");
-        for byte in name.bytes() {
-            match byte.is_ascii_alphanumeric() {
-                true => dir.push(byte.into()),
-                false => dir.push_str(&format!("%{byte:02x}")),
-            }
-        }
-        for member in members {
-            dir.push_str(&format!("-{member}"));
-        }
-        self.room.dir().join(dir)
+        let name: String = name.bytes().map(|byte| format!("{byte:02x}")).collect();
+        let members: String = members.iter().map(|member| format!("-{member}")).collect();
+        self.room.dir().join(format!("group-{name}{members}"))
     }
 }
 
@@ -132,7 +123,7 @@ impl ProcessGroup for FilesGroup {
     }
 
     fn split(&self, ranks: &[usize], name: &str) -> Result<Option<Arc<dyn ProcessGroup>>> {
-        let here = |err: Error| err.at(Place::of_group(&self.name, self.rank()));
+        let here = |err: Error| err.during("split").at(Place::of_group(&self.name, self.rank()));
         check_members(ranks, self.size()).map_err(here)?;
         let Some(rank) = ranks.iter().position(|&rank| rank == self.rank()) else {
             return Ok(None);
@@ -155,8 +146,9 @@ impl ProcessGroup for FilesGroup {
     }
 
     fn shutdown(&self) -> Result<()> {
-        self.submit(Call::Barrier, &CallOptions::blocking())?.wait()?;
-        self.lane.close(self.timeout)
+        let barrier = self.submit(Call::Barrier, &CallOptions::blocking());
+        let ended = barrier.and_then(RawWork::wait).and_then(|_| self.lane.close(self.timeout));
+        ended.map_err(|err| err.during("shutdown"))
     }
 
     fn sequence(&self) -> u64 {

@@ -84,10 +84,7 @@ impl Room {
         let path = |rank: usize| self.dir.join(format!("{}.{part}.{rank}", turn.seq));
         let mine = path(self.rank);
         publish(&mine, letter).map_err(|err| failed(&mine.display().to_string(), &err))?;
-        let came = (0..self.members.len()).map(|from| match from == self.rank {
-            true => Ok(letter.own_part(self.rank)),
-            false => self.wait(&path(from), from, turn),
-        });
+        let came = (0..self.members.len()).map(|from| self.wait(&path(from), from, turn));
         let came = came.collect::<Result<_>>()?;
         // All others have written this exchange's letter, so they have read the one before.
         let mut previous = self.previous.lock().unwrap_or_else(PoisonError::into_inner);
@@ -100,35 +97,38 @@ impl Room {
     fn wait(&self, path: &Path, from: usize, turn: &Turn) -> Result<Came> {
         let mut nap = NAP.start;
         loop {
-            // Asked before looking: a letter may be the last thing that a rank has written.
-            let host = self.host.upgrade();
-            let gone = host.is_some_and(|host| host.is_gone(self.members[from]));
-            match File::open(path) {
-                Ok(file) => {
-                    let came = receive(&file, self.rank, self.members.len());
-                    return came.map_err(|err| failed("a letter", &err).from_peer(from));
-                }
+            // Asked before looking: what a rank wrote before it left, or before it found that
+            // another had, counts.
+            let over = self.over(from, turn);
+            match File::open(path).and_then(|file| receive(&file, self.rank, self.members.len())) {
+                Ok(came) => return Ok(came),
                 Err(err) if err.kind() == Io::NotFound => {}
                 Err(err) => return Err(failed("a letter", &err).from_peer(from)),
             }
-            if self.stopped.load(Ordering::Acquire) {
-                // The lane knows why.
-                return Err(Error::new(ErrorKind::Aborted, "interrupted"));
-            }
-            if let Some(notice) = self.read_notice() {
-                return Err(notice);
-            }
-            if gone {
-                let what = format!("rank {from} has ended");
-                return Err(Error::new(ErrorKind::PeerLost, what).from_peer(from));
-            }
-            if Instant::now() >= turn.deadline {
-                let what = format!("rank {from} did not come in time");
-                return Err(Error::new(ErrorKind::Timeout, what).from_peer(from));
-            }
+            over?;
             sleep(nap);
             nap = NAP.end.min(nap * 2);
         }
+    }
+
+    /// Why a letter that is not there will not come.
+    fn over(&self, from: usize, turn: &Turn) -> Result<()> {
+        if self.stopped.load(Ordering::Acquire) {
+            // The lane knows why.
+            return Err(Error::new(ErrorKind::Aborted, "interrupted"));
+        }
+        if let Some(notice) = self.read_notice() {
+            return Err(notice);
+        }
+        let host = self.host.upgrade();
+        let (kind, what) = if host.is_some_and(|host| host.is_gone(self.members[from])) {
+            (ErrorKind::PeerLost, "has ended")
+        } else if Instant::now() >= turn.deadline {
+            (ErrorKind::Timeout, "did not come in time")
+        } else {
+            return Ok(());
+        };
+        Err(Error::new(kind, format!("rank {from} {what}")).from_peer(from))
     }
 
     /// Why some rank has ended the group: kind, rank at fault, text.
@@ -172,20 +172,11 @@ impl Engine for Room {
     }
 }
 
-impl Letter<'_> {
-    fn own_part(&self, rank: usize) -> Came {
-        let bytes = self.bytes[self.parts[rank].clone()].to_vec();
-        Came { factor: self.factor, bytes }
-    }
-}
-
 /// Writes factor, where each rank's part is, and the bytes; readers see all of it or nothing.
 fn publish(path: &Path, letter: &Letter<'_>) -> io::Result<()> {
-    let mut head = letter.factor.to_le_bytes().to_vec();
-    for part in &letter.parts {
-        head.extend((part.start as u64).to_le_bytes());
-        head.extend((part.end as u64).to_le_bytes());
-    }
+    let parts = letter.parts.iter().flat_map(|part| [part.start as u64, part.end as u64]);
+    let head = [letter.factor.to_bits()].into_iter().chain(parts);
+    let head: Vec<u8> = head.flat_map(u64::to_le_bytes).collect();
     let draft = path.with_added_extension("draft");
     let mut file = File::create(&draft)?;
     file.write_all(&head)?;
@@ -197,12 +188,11 @@ fn publish(path: &Path, letter: &Letter<'_>) -> io::Result<()> {
 fn receive(file: &File, rank: usize, size: usize) -> io::Result<Came> {
     let number = |at: u64| {
         let mut bytes = [0; 8];
-        file.read_exact_at(&mut bytes, at).map(|()| bytes)
+        file.read_exact_at(&mut bytes, at).map(|()| u64::from_le_bytes(bytes))
     };
+    let factor = f64::from_bits(number(0)?);
     let entry = 8 + rank as u64 * 16;
-    let factor = f64::from_le_bytes(number(0)?);
     let (start, end) = (number(entry)?, number(entry + 8)?);
-    let (start, end) = (u64::from_le_bytes(start), u64::from_le_bytes(end));
     let body = 8 + size as u64 * 16;
     let room = file.metadata()?.len().saturating_sub(body);
     if start > end || end > room {

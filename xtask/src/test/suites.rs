@@ -111,6 +111,22 @@ pub(super) const SUITES: &[Suite] = &[
         },
     },
     Suite {
+        name: "namespaces",
+        about: "the process group suite of the native backend across network namespaces",
+        quick: false,
+        needs: &[NAMESPACES],
+        commands: |_| {
+            let test = [
+                "test",
+                "--package",
+                "phalanx-native",
+                "--test",
+                "namespaces",
+            ];
+            vec![Cmd::cargo().args(test)]
+        },
+    },
+    Suite {
         name: "docs",
         about: "documentation without warnings",
         quick: true,
@@ -123,7 +139,7 @@ pub(super) const SUITES: &[Suite] = &[
 ];
 
 /// The features of the facade, but for `default`; a test keeps the list complete.
-const FEATURES: &[&str] = &["reference"];
+const FEATURES: &[&str] = &["native", "reference"];
 
 /// Packages that `--quick` leaves out: those that need C libraries or a training framework.
 const NOT_QUICK: &[&str] = &[];
@@ -138,6 +154,15 @@ const CLIPPY: Need = Need {
     what: "clippy",
     is_there: || Cmd::cargo().args(["clippy", "--version"]).succeeds(),
     how_to_get: "rustup component add clippy",
+};
+
+const NAMESPACES: Need = Need {
+    what: "network namespaces",
+    is_there: || {
+        let line = "unshare --net true && command -v nsenter && command -v ip";
+        Cmd::new("sh").args(["-c", line]).succeeds()
+    },
+    how_to_get: "run as root, with util-linux and iproute2",
 };
 
 /// For the command line's help and checks.
