@@ -39,6 +39,7 @@ pub mod mesh;
 mod monitored;
 mod notice;
 mod objects;
+pub mod ordered;
 mod recorded;
 mod recorder;
 pub mod reduce;
