@@ -32,9 +32,9 @@ impl Round<'_> {
         match call {
             Call::AllReduce { buf, op } => self.allreduce(buf, op),
             Call::Reduce { buf, op, root } => self.reduce(buf, op, root),
-            Call::ReduceScatter { input, output, op } => self.reduce_scatter(&input, output, op),
+            Call::ReduceScatter { input, output, op } => self.reduce_scatter(input, output, op),
             Call::Broadcast { data, root } => self.broadcast(data, root),
-            Call::AllGather { input, output } => self.allgather(&input, output),
+            Call::AllGather { input, output } => self.gather_everywhere(&input, output),
             Call::Gather {
                 input,
                 output,
@@ -50,7 +50,7 @@ impl Round<'_> {
                 output,
                 send_counts,
                 recv_counts,
-            } => self.alltoall(&input, output, &send_counts, &recv_counts),
+            } => self.exchange(input, output, &send_counts, &recv_counts),
             Call::Barrier => {
                 self.context.barrier(self.ticket).map_err(into_error)?;
                 Ok(Done::default())
@@ -76,43 +76,37 @@ impl Round<'_> {
 
     fn allreduce(&self, mut buf: Buffer, op: ReduceOp) -> Result<Done> {
         let dtype = buf.dtype();
-        let bytes = buf.as_bytes_mut()?;
-        if bytes.is_empty() {
+        if buf.is_empty() {
             return Ok(buf.into());
         }
-        match self.by_library(op, dtype) {
-            true => {
-                let done = self.context.allreduce(self.ticket, bytes, op, dtype);
-                done.map_err(into_error)?;
-            }
-            false => ordered::allreduce(self, op, dtype, bytes)?,
+        if !self.by_library(op, dtype) {
+            return Ok(ordered::allreduce(self, op, buf)?.into());
         }
+        let bytes = buf.as_bytes_mut()?;
+        let done = self.context.allreduce(self.ticket, bytes, op, dtype);
+        done.map_err(into_error)?;
         Ok(buf.into())
     }
 
     fn reduce(&self, mut buf: Buffer, op: ReduceOp, root: usize) -> Result<Done> {
         let dtype = buf.dtype();
-        let bytes = buf.as_bytes_mut()?;
-        if bytes.is_empty() {
+        if buf.is_empty() {
             return Ok(buf.into());
         }
-        match self.by_library(op, dtype) {
-            true => {
-                let done = self.context.reduce(self.ticket, bytes, op, dtype, root);
-                done.map_err(into_error)?;
-            }
-            false => ordered::reduce(self, op, dtype, bytes, root)?,
+        if !self.by_library(op, dtype) {
+            return Ok(ordered::reduce(self, op, buf, root)?.into());
         }
+        let bytes = buf.as_bytes_mut()?;
+        let done = self.context.reduce(self.ticket, bytes, op, dtype, root);
+        done.map_err(into_error)?;
         Ok(buf.into())
     }
 
-    fn reduce_scatter(&self, input: &Frozen, mut output: Buffer, op: ReduceOp) -> Result<Done> {
-        let dtype = output.dtype();
-        let out = output.as_bytes_mut()?;
-        if !out.is_empty() {
-            ordered::reduce_scatter(self, op, dtype, input.as_bytes()?, out)?;
+    fn reduce_scatter(&self, input: Frozen, output: Buffer, op: ReduceOp) -> Result<Done> {
+        match output.is_empty() {
+            true => Ok(output.into()),
+            false => Ok(ordered::reduce_scatter(self, op, input, output)?.into()),
         }
-        Ok(output.into())
     }
 
     fn broadcast(&self, data: Payload, root: usize) -> Result<Done> {
@@ -134,7 +128,7 @@ impl Round<'_> {
         }
     }
 
-    fn allgather(&self, input: &Frozen, mut output: Buffer) -> Result<Done> {
+    fn gather_everywhere(&self, input: &Frozen, mut output: Buffer) -> Result<Done> {
         let (from, to) = (input.as_bytes()?, output.as_bytes_mut()?);
         if !from.is_empty() {
             let done = self.context.allgather(self.ticket, from, to);
@@ -169,10 +163,10 @@ impl Round<'_> {
         Ok(output.into())
     }
 
-    fn alltoall(
+    fn exchange(
         &self,
-        input: &Frozen,
-        mut output: Buffer,
+        input: Frozen,
+        output: Buffer,
         send_counts: &[usize],
         recv_counts: &[usize],
     ) -> Result<Done> {
@@ -185,9 +179,7 @@ impl Round<'_> {
             lens(send_counts, input.len()),
             lens(recv_counts, output.len()),
         );
-        let (from, to) = (input.as_bytes()?, output.as_bytes_mut()?);
-        Exchange::alltoall(self, from, &sent, to, &received)?;
-        Ok(output.into())
+        Ok(self.alltoall(input, &sent, output, &received)?.into())
     }
 }
 
@@ -213,19 +205,23 @@ impl Exchange for Round<'_> {
 
     fn alltoall(
         &self,
-        send: &[u8],
+        send: Frozen,
         send_lens: &[usize],
-        recv: &mut [u8],
+        mut recv: Buffer,
         recv_lens: &[usize],
-    ) -> Result<()> {
+    ) -> Result<Buffer> {
+        let (from, to) = (send.as_bytes()?, recv.as_bytes_mut()?);
         let done = self
             .context
-            .alltoall(self.ticket, (send, send_lens), (recv, recv_lens));
-        done.map_err(into_error)
+            .alltoall(self.ticket, (from, send_lens), (to, recv_lens));
+        done.map_err(into_error)?;
+        Ok(recv)
     }
 
-    fn allgather(&self, bytes: &mut [u8], lens: &[usize]) -> Result<()> {
+    fn allgather(&self, mut pieces: Buffer, lens: &[usize]) -> Result<Buffer> {
+        let bytes = pieces.as_bytes_mut()?;
         let done = self.context.allgather_pieces(self.ticket, bytes, lens);
-        done.map_err(into_error)
+        done.map_err(into_error)?;
+        Ok(pieces)
     }
 }

@@ -15,10 +15,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use phalanx_pg::mesh::{Meeting, Stream, Way};
 use phalanx_pg::registry::GroupInit;
-use phalanx_pg::{Error, ErrorKind, Result};
+use phalanx_pg::{Error, ErrorKind, Result, Word};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use crate::frame::{Assembly, Frame, GroupId, Word};
+use crate::frame::{Assembly, Frame, GroupId};
 use crate::member::Member;
 
 /// How often groups look whether somebody who leaves still holds them up.

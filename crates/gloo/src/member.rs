@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use phalanx_pg::{
     Call, CallKind, CallOptions, Done, Engine, Error, ErrorKind, Lane, Notice, Place, RawWork,
-    Result, Tally, Turn, completion,
+    Result, Tally, Turn, Word, completion,
 };
 use phalanx_store::{Deadline, Store};
 use sha2::{Digest, Sha256};
@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 use crate::collective::{Order, Round};
 use crate::connect::Keys;
 use crate::context::{Context, Device, Ticket};
-use crate::frame::{GroupId, Word};
+use crate::frame::GroupId;
 use crate::links::Service;
 use crate::messages::{Messages, Route, Wanted};
 

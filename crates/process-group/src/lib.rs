@@ -66,7 +66,7 @@ pub use faulty::{Fault, FaultPlan, Faulty};
 pub use fingerprint::Fingerprint;
 pub use group::{Capabilities, DEFAULT_TIMEOUT, PeerDeath, ProcessGroup};
 pub use lane::{Engine, Lane, MAX_OUTSTANDING, Turn};
-pub use notice::Notice;
+pub use notice::{Notice, Word};
 pub use recorded::Recorded;
 pub use recorder::{Recorder, RecorderOptions};
 pub use set::{Member, Set};
