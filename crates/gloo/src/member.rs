@@ -242,7 +242,7 @@ impl Member {
         });
         place.elapsed = Some(elapsed);
         if let Some(cause) = self.broken() {
-            return because(&cause, place);
+            return Error::ended_by(&cause).at(place);
         }
         let err = self.explain(err, u64::MAX).at(place.clone());
         let err = match peer {
@@ -252,7 +252,7 @@ impl Member {
         self.fail(err.clone());
         match self.broken() {
             // Somebody was faster.
-            Some(cause) if cause.message() != err.message() => because(&cause, place),
+            Some(cause) if cause.message() != err.message() => Error::ended_by(&cause).at(place),
             _ => err,
         }
     }
@@ -472,22 +472,6 @@ impl Engine for Member {
         }
         self.messages.abort();
         self.changed.notify_all();
-    }
-}
-
-/// How an operation at `place` fails when `cause` ends the group: a lost peer and an abort are
-/// every operation's own error, the failure of another one is quoted.
-fn because(cause: &Error, place: Place) -> Error {
-    match cause.kind() {
-        ErrorKind::PeerLost | ErrorKind::Aborted => {
-            let own = Error::new(cause.kind(), cause.message());
-            let own = match cause.peer() {
-                Some(peer) => own.from_peer(peer),
-                None => own,
-            };
-            own.at(place)
-        }
-        _ => Error::broken_by(cause).at(place),
     }
 }
 

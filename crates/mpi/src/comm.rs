@@ -1,6 +1,6 @@
 //! Communicators: MPI's groups of ranks.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 
 use mpi::ffi;
@@ -147,7 +147,7 @@ impl Comm {
         let (kind, operator) = (datatype_of(dtype)?, operator_for(op, dtype)?);
         for piece in bytes.chunks_mut(MAX_COUNT * dtype.size()) {
             let count = number(piece.len() / dtype.size());
-            let here = piece.as_mut_ptr().cast();
+            let here = piece.as_mut_ptr().cast::<c_void>();
             let (from, to) = match root == self.rank {
                 true => (in_place(), here),
                 false => (here.cast_const(), std::ptr::null_mut()),

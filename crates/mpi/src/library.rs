@@ -40,10 +40,9 @@ pub(crate) fn library() -> Result<&'static Library> {
     LIBRARY.get_or_init(start).as_ref().map_err(Error::clone)
 }
 
-/// Keeps the library from ending. Many threads may be inside at the same time.
+/// Keeps the library from ending. Many threads may be inside at the same time, none of them twice.
 pub(crate) fn enter() -> Result<Inside> {
-    // Not held up by an end that waits: one that is inside may enter again.
-    let inside = INSIDE.read_recursive();
+    let inside = INSIDE.read();
     match ENDED.load(Ordering::Acquire) {
         true => Err(Error::new(ErrorKind::Closed, "MPI has been finalized")),
         false => Ok(Inside(inside)),

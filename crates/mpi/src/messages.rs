@@ -50,7 +50,7 @@ struct Started {
 
 /// What a message is read from or written to.
 enum Memory {
-    Sent(#[expect(dead_code, reason = "kept for its memory")] Frozen),
+    Sent(Frozen),
     Received(Buffer),
 }
 
@@ -277,7 +277,7 @@ impl Started {
             member.fail(err.clone());
         }
         let err = match member.broken() {
-            Some(cause) if cause.message() != err.message() => cause.of_all_operations().at(place),
+            Some(cause) if cause.message() != err.message() => Error::ended_by(&cause).at(place),
             _ => err,
         };
         self.part.end(Err(err));

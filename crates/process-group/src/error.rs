@@ -112,6 +112,19 @@ impl Error {
         )
     }
 
+    /// How an operation fails that was in progress when `cause` ended the group.
+    ///
+    /// A lost peer and an abort are every operation's own error; the failure of another operation
+    /// is quoted.
+    pub fn ended_by(cause: &Error) -> Self {
+        let own = || Self::new(cause.kind(), cause.message());
+        match (cause.kind(), cause.peer()) {
+            (ErrorKind::PeerLost | ErrorKind::Aborted, Some(peer)) => own().from_peer(peer),
+            (ErrorKind::PeerLost | ErrorKind::Aborted, None) => own(),
+            _ => Self::broken_by(cause),
+        }
+    }
+
     fn build(kind: ErrorKind, place: Place, message: String, cause: Option<Error>) -> Self {
         Self(Arc::new(Inner {
             kind,
