@@ -21,6 +21,9 @@ use crate::member::{Member, Pace, RESERVED};
 /// How long the thread stays when there is nothing to do.
 const IDLE: Duration = Duration::from_millis(100);
 
+/// How many tags that callers cannot use have a place.
+const RESERVED_TAGS: u32 = 256;
+
 /// The point-to-point side of a member.
 #[derive(Default)]
 pub(crate) struct Messages {
@@ -88,16 +91,17 @@ impl Member {
     /// Where messages of a tag go, and under which tag of MPI's.
     fn route(&self, tag: u32) -> Result<(&Comm, c_int)> {
         let largest = library()?.largest_tag;
-        // The highest are the crate's own, and not for MPI to refuse.
-        let reserved = u32::MAX - tag;
-        if tag <= largest {
-            return Ok((self.comm(), tag as c_int));
+        match (c_int::try_from(tag), tag.wrapping_sub(1 << 31)) {
+            (Ok(number), _) if tag <= largest => Ok((self.comm(), number)),
+            // Those above are the process group's own, a few, and not for MPI to refuse.
+            (Err(_), reserved @ 0..RESERVED_TAGS) => {
+                Ok((self.control(), RESERVED + reserved as c_int))
+            }
+            _ => {
+                let what = format!("MPI has no tag {tag} here, the largest is {largest}");
+                Err(Error::unsupported(what).at(self.place().clone()))
+            }
         }
-        if reserved < 256 {
-            return Ok((self.control(), RESERVED + reserved as c_int));
-        }
-        let what = format!("MPI has no tag {tag} here, the largest is {largest}");
-        Err(Error::unsupported(what).at(self.place().clone()))
     }
 
     fn start_message(self: &Arc<Self>, call: Call, deadline: Instant, part: Part) -> Result<()> {
