@@ -18,7 +18,9 @@ fn main() {
         }
     };
     let mut build = cc::Build::new();
-    build.file("shim/constants.c").includes(library.include_paths);
+    build
+        .file("shim/constants.c")
+        .includes(library.include_paths);
     if let Some(mpicc) = library.mpicc {
         build.compiler(mpicc);
     }

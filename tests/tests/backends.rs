@@ -19,8 +19,13 @@ fn listed(known: Vec<String>, all: usize) -> String {
 
 fn column_of(known: &Capabilities) -> Column {
     let types = |dtypes: Set<DType>| {
-        let known = DType::ALL.into_iter().filter(|&dtype| dtypes.contains(dtype));
-        listed(known.map(|dtype| dtype.to_string()).collect(), DType::ALL.len())
+        let known = DType::ALL
+            .into_iter()
+            .filter(|&dtype| dtypes.contains(dtype));
+        listed(
+            known.map(|dtype| dtype.to_string()).collect(),
+            DType::ALL.len(),
+        )
     };
     let yes = |is_so: bool| if is_so { "yes" } else { "no" }.to_owned();
     let calls = CallKind::ALL.into_iter().map(|call| {
@@ -30,7 +35,9 @@ fn column_of(known: &Capabilities) -> Column {
         };
         (call.to_string(), cell)
     });
-    let ops = ReduceOp::ALL.into_iter().filter(|&op| known.ops.contains(op));
+    let ops = ReduceOp::ALL
+        .into_iter()
+        .filter(|&op| known.ops.contains(op));
     let ops = ops.map(|op| op.name().to_owned()).collect();
     let death = match known.on_peer_death {
         PeerDeath::Error => "an error that names it",
@@ -64,7 +71,10 @@ fn columns_below(text: &str, line: &str) -> BTreeMap<String, Column> {
         })
         .collect();
     let (heads, rows) = rows.split_first().expect("a row with names");
-    let column = |at: usize| rows.iter().map(move |row| (row[0].clone(), row[at].clone()));
+    let column = |at: usize| {
+        rows.iter()
+            .map(move |row| (row[0].clone(), row[at].clone()))
+    };
     let columns = heads.iter().enumerate().skip(1);
     columns
         .map(|(at, head)| (head.clone(), column(at).collect()))
@@ -87,7 +97,12 @@ fn the_documented_table_is_what_the_backends_say() {
             let written = written.unwrap_or_else(|| panic!("no column {}", group.backend()));
             for (row, cell) in &own {
                 let text = written.get(row).map(String::as_str);
-                assert_eq!(text, Some(cell.as_str()), "{} in row {row:?}", group.backend());
+                assert_eq!(
+                    text,
+                    Some(cell.as_str()),
+                    "{} in row {row:?}",
+                    group.backend()
+                );
             }
             assert_eq!(own.len(), written.len(), "rows that mean nothing");
             group.shutdown().unwrap();

@@ -38,7 +38,8 @@ mod tests {
 
     #[test]
     fn a_backend_on_a_c_library_is_built_in_when_it_is_asked_for() {
-        let features = |line: &str| features(&line.split(' ').map(str::to_owned).collect::<Vec<_>>());
+        let features =
+            |line: &str| features(&line.split(' ').map(str::to_owned).collect::<Vec<_>>());
         assert_eq!(features("allreduce --backends native,gloo,mpi"), "gloo,mpi");
         assert_eq!(features("allreduce --backends=mpi,openmpi"), "mpi");
         assert_eq!(features("allreduce --backends native,torch-gloo"), "");

@@ -48,7 +48,10 @@ fn a_rank_that_is_killed_ends_what_others_wait_for() {
             assert_eq!(err.kind(), ErrorKind::PeerLost, "{err:?}");
             assert_eq!(err.peer(), Some(1), "{err}");
             let place = err.place();
-            assert_eq!((place.call, place.seq), (Some(CallKind::AllReduce), Some(1)));
+            assert_eq!(
+                (place.call, place.seq),
+                (Some(CallKind::AllReduce), Some(1))
+            );
             for err in [message.wait().map(drop), queued.wait(), group.barrier()] {
                 let err = err.expect_err("the group is broken");
                 assert_eq!(err.peer(), Some(1), "{err}");
@@ -85,7 +88,10 @@ fn a_rank_that_does_not_come_is_named() {
         assert_eq!(err.kind(), ErrorKind::Timeout, "{err:?}");
         let text = err.to_string();
         // Who waits for whom is in the order of the ranks.
-        assert!(text.contains("rank 1") || text.contains("ranks [1"), "{text}");
+        assert!(
+            text.contains("rank 1") || text.contains("ranks [1"),
+            "{text}"
+        );
     });
 }
 
@@ -98,7 +104,9 @@ fn an_operation_that_takes_too_long_breaks_the_group_for_everybody() {
             0 => {
                 let options = CallOptions::blocking().with_timeout(Duration::from_millis(300));
                 let sum = group.with(options).allreduce(ours(), ReduceOp::Sum);
-                let err = sum.and_then(|work| work.wait()).expect_err("rank 2 is late");
+                let err = sum
+                    .and_then(|work| work.wait())
+                    .expect_err("rank 2 is late");
                 assert_eq!(err.kind(), ErrorKind::Timeout, "{err:?}");
                 assert_eq!(err.place().seq, Some(0), "{err}");
             }
@@ -118,7 +126,10 @@ fn an_operation_that_takes_too_long_breaks_the_group_for_everybody() {
         }
         let later = group.barrier().expect_err("the group is broken");
         assert_eq!(later.kind(), ErrorKind::Broken, "{later:?}");
-        assert_eq!(later.cause().map(|err| err.kind()), Some(ErrorKind::Timeout));
+        assert_eq!(
+            later.cause().map(|err| err.kind()),
+            Some(ErrorKind::Timeout)
+        );
         ctx.store().set("over", b"").unwrap();
     });
 }
@@ -144,7 +155,11 @@ fn an_abort_wakes_what_is_blocked_here_and_elsewhere() {
             group.abort("no more of this");
             group.abort("something else");
         }
-        for err in [sum.wait().map(drop), message.wait().map(drop), anybody.wait().map(drop)] {
+        for err in [
+            sum.wait().map(drop),
+            message.wait().map(drop),
+            anybody.wait().map(drop),
+        ] {
             let err = err.expect_err("rank 0 aborts");
             assert_eq!(err.kind(), ErrorKind::Aborted, "{err:?}");
             assert!(err.to_string().contains("no more of this"), "{err}");
@@ -176,7 +191,9 @@ fn different_lengths_are_an_error_under_checked() {
     World::new(2).deadline(DEADLINE).run(|ctx| {
         let group = Checked::new(connect(ctx)).unwrap();
         let buf = Buffer::zeroed(DType::F32, LEN + ctx.rank());
-        let err = group.allreduce(buf, ReduceOp::Sum).expect_err("they differ");
+        let err = group
+            .allreduce(buf, ReduceOp::Sum)
+            .expect_err("they differ");
         assert_eq!(err.kind(), ErrorKind::Mismatch, "{err:?}");
         assert!(err.to_string().contains("they differ in: length"), "{err}");
         group.barrier().unwrap();
@@ -197,7 +214,12 @@ fn different_lengths_without_checked_end_the_process_that_gets_too_much() {
             println!("{done:?}");
         },
         |outcome| {
-            assert_eq!(outcome.rank(0).end, End::Signaled(6), "{}", outcome.report());
+            assert_eq!(
+                outcome.rank(0).end,
+                End::Signaled(6),
+                "{}",
+                outcome.report()
+            );
         },
     );
 }
@@ -219,11 +241,13 @@ fn an_interface_can_be_named_and_a_wrong_one_is_refused() {
         group.barrier().unwrap();
         group.shutdown().unwrap();
     });
-    World::new(1).env("GLOO_SOCKET_IFNAME", "nowhere0").run(|ctx| {
-        let err = GlooGroup::connect(&init(ctx)).expect_err("there is no such interface");
-        assert_eq!(err.kind(), ErrorKind::Invalid, "{err:?}");
-        assert!(err.to_string().contains("nowhere0"), "{err}");
-    });
+    World::new(1)
+        .env("GLOO_SOCKET_IFNAME", "nowhere0")
+        .run(|ctx| {
+            let err = GlooGroup::connect(&init(ctx)).expect_err("there is no such interface");
+            assert_eq!(err.kind(), ErrorKind::Invalid, "{err:?}");
+            assert!(err.to_string().contains("nowhere0"), "{err}");
+        });
 }
 
 #[test]

@@ -146,9 +146,7 @@ impl Round<'_> {
                 send_counts,
                 recv_counts,
             } => self.exchange(input, &send_counts, output, &recv_counts),
-            Call::AllGather { input, output } => {
-                self.long_gather(input, Some(output), |_| true)
-            }
+            Call::AllGather { input, output } => self.long_gather(input, Some(output), |_| true),
             Call::Gather {
                 input,
                 output,
@@ -280,12 +278,12 @@ impl Round<'_> {
     }
 
     fn wait<M>(&self, flight: &mut Flight<M>) -> Result<()> {
-        let late = || {
+        let late = |_: &Flight<M>| {
             let what = "not all ranks have given their part in time";
             Error::new(ErrorKind::Timeout, what)
         };
         self.member
-            .poll(self.seq, self.deadline, || flight.test(), late)
+            .poll(self.seq, self.deadline, flight, Flight::test, late)
     }
 }
 

@@ -115,9 +115,7 @@ impl Comm {
         let _inside = enter()?;
         let mut raw = self.raw;
         // SAFETY: nothing uses the communicator any more, says the caller, on any rank.
-        check("MPI_Comm_free", unsafe {
-            ffi::MPI_Comm_free(&raw mut raw)
-        })
+        check("MPI_Comm_free", unsafe { ffi::MPI_Comm_free(&raw mut raw) })
     }
 
     /// MPI's own all-reduce.

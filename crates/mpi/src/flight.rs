@@ -111,7 +111,15 @@ impl<M> Flight<M> {
             // SAFETY: the bytes are the flight's, which keeps them until the request is through.
             check("MPI_Irecv", unsafe {
                 let (to, byte) = (bytes.add(start).cast(), ffi::RSMPI_UINT8_T);
-                ffi::MPI_Irecv(to, count, byte, source, tag, comm.raw(), request.as_mut_ptr())
+                ffi::MPI_Irecv(
+                    to,
+                    count,
+                    byte,
+                    source,
+                    tag,
+                    comm.raw(),
+                    request.as_mut_ptr(),
+                )
             })?;
             // SAFETY: MPI says that it made it.
             self.add(unsafe { request.assume_init() });
@@ -222,6 +230,9 @@ pub(crate) fn take(comm: &Comm, tag: c_int) -> Result<Option<(usize, Vec<u8>)>> 
         let mut bytes = vec![0u8; usize::try_from(count).unwrap_or(0)];
         let (to, ignore) = (bytes.as_mut_ptr().cast(), ffi::RSMPI_STATUS_IGNORE);
         check("MPI_Mrecv", ffi::MPI_Mrecv(to, count, byte, at, ignore))?;
-        Ok(Some((usize::try_from(status.MPI_SOURCE).unwrap_or(0), bytes)))
+        Ok(Some((
+            usize::try_from(status.MPI_SOURCE).unwrap_or(0),
+            bytes,
+        )))
     }
 }

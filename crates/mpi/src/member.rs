@@ -143,11 +143,10 @@ impl Member {
         let range = i32::try_from(hash(name) % SPLITS).unwrap_or(0);
         let tag = SPLIT + 64 * range;
         let seats = (&ranks.into(), rank);
-        let hello = Hello::new(&self.control, seats, tag, call, &[], Vec::new());
+        let mut hello = Hello::new(&self.control, seats, tag, call, &[], Vec::new());
         let deadline = Instant::now() + self.timeout.min(Duration::from_secs(1 << 30));
-        self.finish_hello(hello, u64::MAX, deadline)
-            .map_err(|(err, _)| err)?
-            .0?;
+        self.wait_for(&mut hello, u64::MAX, deadline)?;
+        hello.end().0?;
         let comm = self.comm.of(ranks, tag)?;
         let members = ranks.iter().map(|&rank| self.members[rank]).collect();
         let group = self.place.group.as_deref().unwrap_or_default();
@@ -230,56 +229,34 @@ impl Member {
         }
     }
 
-    /// Polls until `done`, the deadline, or the end of the group.
-    pub(crate) fn poll(
+    /// Polls until `test` says yes, the deadline has come, or the group has ended. `on` is what is
+    /// polled, and what `late` makes its error of.
+    pub(crate) fn poll<T>(
         &self,
         seq: u64,
         deadline: Instant,
-        mut done: impl FnMut() -> Result<bool>,
-        late: impl Fn() -> Error,
+        on: &mut T,
+        test: impl Fn(&mut T) -> Result<bool>,
+        late: impl Fn(&T) -> Error,
     ) -> Result<()> {
         let mut pace = Pace::new();
         loop {
-            if done()? {
+            if test(on)? {
                 return Ok(());
             }
             if pace.step() {
                 self.look_around(seq)?;
                 if Instant::now() >= deadline {
-                    return Err(late());
+                    return Err(late(on));
                 }
             }
         }
     }
 
-    /// Waits until all have said hello. What is given up comes back: others may go on with it.
-    #[expect(clippy::type_complexity, reason = "what end() gives")]
-    fn finish_hello(
-        &self,
-        mut hello: Hello,
-        seq: u64,
-        deadline: Instant,
-    ) -> std::result::Result<(Result<Vec<u8>>, Vec<u8>), (Error, Hello)> {
-        let mut pace = Pace::new();
-        let ended = loop {
-            match hello.advance() {
-                Ok(true) => break Ok(()),
-                Ok(false) => {}
-                Err(err) => break Err(err),
-            }
-            if pace.step() {
-                if let Err(err) = self.look_around(seq) {
-                    break Err(err);
-                }
-                if Instant::now() >= deadline {
-                    break Err(self.late(hello.awaited()));
-                }
-            }
-        };
-        match ended {
-            Ok(()) => Ok(hello.end()),
-            Err(err) => Err((err, hello)),
-        }
+    /// Waits until all have said hello.
+    fn wait_for(&self, hello: &mut Hello, seq: u64, deadline: Instant) -> Result<()> {
+        let late = |hello: &Hello| self.late(hello.awaited());
+        self.poll(seq, deadline, hello, Hello::advance, late)
     }
 
     fn late(&self, awaited: usize) -> Error {
@@ -340,14 +317,12 @@ impl Member {
         let fingerprint = Fingerprint::of(&call, turn.seq);
         let data = data_for_hello(&call, self.size())?;
         let seats = (&self.everyone, self.rank());
-        let hello = Hello::new(&self.control, seats, HELLO, fingerprint, &data, room);
-        let (heard, room) = match self.finish_hello(hello, turn.seq, turn.deadline) {
-            Ok(over) => over,
-            Err((err, hello)) => {
-                self.go_on_without_caller(hello, call);
-                return Err(err);
-            }
-        };
+        let mut hello = Hello::new(&self.control, seats, HELLO, fingerprint, &data, room);
+        if let Err(err) = self.wait_for(&mut hello, turn.seq, turn.deadline) {
+            self.go_on_without_caller(hello, call);
+            return Err(err);
+        }
+        let (heard, room) = hello.end();
         self.state.lock().room = room;
         round.run(call, &heard?)
     }

@@ -130,9 +130,7 @@ impl Member {
                     let peer = peer.unwrap_or(self.rank());
                     flight.send(comm, (bytes.cast_const(), len), peer, mpi_tag)
                 }
-                (false, Some(peer)) => {
-                    flight.recv(comm, (bytes, len), Source::Rank(peer), mpi_tag)
-                }
+                (false, Some(peer)) => flight.recv(comm, (bytes, len), Source::Rank(peer), mpi_tag),
                 (false, None) => flight.recv(comm, (bytes, len), Source::Anybody, mpi_tag),
             }
         };

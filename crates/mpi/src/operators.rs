@@ -70,8 +70,7 @@ unsafe impl Sync for Handle {}
 
 /// Sums and products of 16-bit floats, made when first needed and kept.
 fn half_operator(op: ReduceOp, dtype: DType) -> Result<ffi::MPI_Op> {
-    static MADE: [OnceLock<std::result::Result<Handle, Error>>; 4] =
-        [const { OnceLock::new() }; 4];
+    static MADE: [OnceLock<std::result::Result<Handle, Error>>; 4] = [const { OnceLock::new() }; 4];
     let (at, function): (usize, UserFunction) = match (op, dtype) {
         (ReduceOp::Sum, DType::F16) => (0, combine::<0>),
         (ReduceOp::Product, DType::F16) => (1, combine::<1>),

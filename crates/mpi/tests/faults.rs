@@ -25,10 +25,15 @@ fn an_operation_that_takes_too_long_breaks_the_group_for_everybody() {
             0 => {
                 let options = CallOptions::blocking().with_timeout(Duration::from_millis(300));
                 let sum = group.with(options).allreduce(ours(), ReduceOp::Sum);
-                let err = sum.and_then(|work| work.wait()).expect_err("rank 2 is late");
+                let err = sum
+                    .and_then(|work| work.wait())
+                    .expect_err("rank 2 is late");
                 assert_eq!(err.kind(), ErrorKind::Timeout, "{err:?}");
                 let place = err.place();
-                assert_eq!((place.call, place.seq), (Some(CallKind::AllReduce), Some(0)));
+                assert_eq!(
+                    (place.call, place.seq),
+                    (Some(CallKind::AllReduce), Some(0))
+                );
             }
             1 => {
                 let sum = group.allreduce(ours(), ReduceOp::Sum).unwrap();
@@ -47,7 +52,9 @@ fn an_operation_that_takes_too_long_breaks_the_group_for_everybody() {
         let later = group.barrier().expect_err("the group is broken");
         assert_eq!(later.kind(), ErrorKind::Broken, "{later:?}");
         assert_eq!(later.cause().map(Error::kind), Some(ErrorKind::Timeout));
-        ctx.store().set(&format!("over {}", ctx.rank()), b"").unwrap();
+        ctx.store()
+            .set(&format!("over {}", ctx.rank()), b"")
+            .unwrap();
     });
 }
 
@@ -60,8 +67,14 @@ fn a_rank_that_gives_up_leaves_nobody_behind_in_mpi() {
             // Has said hello, and does not wait for the answer.
             let options = CallOptions::blocking().with_timeout(Duration::from_millis(100));
             let sum = group.with(options).allreduce(ours, ReduceOp::Sum);
-            let err = sum.and_then(|work| work.wait()).expect_err("rank 1 is late");
-            assert_eq!((err.kind(), err.peer()), (ErrorKind::Timeout, Some(1)), "{err}");
+            let err = sum
+                .and_then(|work| work.wait())
+                .expect_err("rank 1 is late");
+            assert_eq!(
+                (err.kind(), err.peer()),
+                (ErrorKind::Timeout, Some(1)),
+                "{err}"
+            );
             ctx.store().set("given up", b"").unwrap();
             ctx.store().wait(&["over"]).unwrap();
             return;
@@ -99,7 +112,11 @@ fn an_abort_wakes_what_is_blocked_here_and_elsewhere() {
             group.abort("no more of this");
             group.abort("something else");
         }
-        for err in [sum.wait().map(drop), message.wait().map(drop), anybody.wait().map(drop)] {
+        for err in [
+            sum.wait().map(drop),
+            message.wait().map(drop),
+            anybody.wait().map(drop),
+        ] {
             let err = err.expect_err("rank 0 aborts");
             assert_eq!(err.kind(), ErrorKind::Aborted, "{err:?}");
             assert!(err.to_string().contains("no more of this"), "{err}");
@@ -161,7 +178,11 @@ fn a_message_of_another_length_is_an_error() {
             group.send(data, 1, 7).unwrap().wait().unwrap();
         } else {
             let room = Buffer::zeroed(DType::F32, 5);
-            let err = group.recv(room, 0, 7).unwrap().wait().expect_err("too short");
+            let err = group
+                .recv(room, 0, 7)
+                .unwrap()
+                .wait()
+                .expect_err("too short");
             assert_eq!(err.kind(), ErrorKind::Mismatch, "{err:?}");
             assert!(err.to_string().contains("sent 12 bytes"), "{err}");
         }
@@ -213,7 +234,10 @@ fn a_process_that_nobody_launched_is_a_world_of_one() {
         let group = MpiGroup::world(TIMEOUT).unwrap();
         assert_eq!((group.rank(), group.size()), (0, 1));
         let sum = group.allreduce(Buffer::from_vec(vec![3.0f32]), ReduceOp::Avg);
-        assert_eq!(sum.unwrap().wait().unwrap().as_slice::<f32>().unwrap(), [3.0]);
+        assert_eq!(
+            sum.unwrap().wait().unwrap().as_slice::<f32>().unwrap(),
+            [3.0]
+        );
         group.shutdown().unwrap();
     });
 }

@@ -165,7 +165,9 @@ pub fn combine(op: ReduceOp, dtype: DType, factors: &[f64], parts: &[u8], out: &
 fn slices(buf: &Buffer, size: usize) -> Vec<usize> {
     let elements = buf.len();
     let count = |rank| elements / size + usize::from(rank < elements % size);
-    (0..size).map(|rank| count(rank) * buf.dtype().size()).collect()
+    (0..size)
+        .map(|rank| count(rank) * buf.dtype().size())
+        .collect()
 }
 
 fn range_of(lens: &[usize], rank: usize) -> std::ops::Range<usize> {

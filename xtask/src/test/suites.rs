@@ -176,7 +176,9 @@ fn with_c_library(feature: &str, packages: &[&str]) -> Vec<Cmd> {
         Cmd::cargo().arg("clippy").args(program).args(lints),
         on("test").arg("--no-fail-fast"),
         Cmd::cargo().arg("test").args(crossing).args(crossing_tests),
-        on("doc").arg("--no-deps").env("RUSTDOCFLAGS", "-D warnings"),
+        on("doc")
+            .arg("--no-deps")
+            .env("RUSTDOCFLAGS", "-D warnings"),
     ]
 }
 
@@ -187,8 +189,8 @@ pub(super) fn names() -> Vec<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use super::names as suites;
+    use super::*;
     use crate::shell::root;
 
     #[test]

@@ -158,7 +158,9 @@ impl Launcher {
             }
             Kind::TorchGloo => self.each_rank(ranks, hosts, |_| self.torch_gloo(socket, ranks))?,
             Kind::LibGloo => {
-                let program = self.bare_gloo.get_or_init(|| text(mpi::bare_gloo(&self.dir)));
+                let program = self
+                    .bare_gloo
+                    .get_or_init(|| text(mpi::bare_gloo(&self.dir)));
                 let program = program.as_ref().map_err(String::as_str)?;
                 let meeting = self.dir.join(format!("meeting-{}", ranks));
                 std::fs::create_dir_all(&meeting)?;

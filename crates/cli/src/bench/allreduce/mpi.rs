@@ -97,10 +97,7 @@ fn mpirun(launcher: &Path, ranks: usize, processors: Option<&[usize]>) -> Comman
 }
 
 /// The launcher that starts ranks of our own backend on MPI.
-pub(crate) fn own_launcher(
-    ranks: usize,
-    processors: Option<&[usize]>,
-) -> Result<Command, Failure> {
+pub(crate) fn own_launcher(ranks: usize, processors: Option<&[usize]>) -> Result<Command, Failure> {
     let launcher = find(&["mpirun", "mpirun.openmpi"]);
     let launcher = launcher.ok_or("no mpirun; on Debian: apt-get install openmpi-bin")?;
     Ok(mpirun(&launcher, ranks, processors))

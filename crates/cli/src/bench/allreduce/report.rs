@@ -120,7 +120,11 @@ impl Comparison {
         let bare = self.series.iter().find(|other| other.kind == bare)?;
         let of = |series: &Series| Some(series.cells.get(&bytes)?.p50_us.clone());
         let rounds = of(series)?.into_iter().zip(of(bare)?);
-        Estimate::of(&rounds.map(|(ours, theirs)| ours / theirs).collect::<Vec<_>>())
+        Estimate::of(
+            &rounds
+                .map(|(ours, theirs)| ours / theirs)
+                .collect::<Vec<_>>(),
+        )
     }
 
     /// Contestants without the roof, which is a figure of theirs.
