@@ -8,8 +8,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use phalanx_pg::registry::GroupInit;
 use phalanx_pg::{
-    Call, CallOptions, Capabilities, Engine, Error, ErrorKind, Lane, Place, ProcessGroup, RawWork,
-    Result, check_members,
+    Call, CallKind, CallOptions, Capabilities, Engine, Error, ErrorKind, Lane, PeerDeath, Place,
+    ProcessGroup, RawWork, ReduceOp, Result, check_members,
 };
 
 use crate::collective::Order;
@@ -70,6 +70,37 @@ impl GlooGroup {
         Self::join(&domain, &seat)
     }
 
+    /// One rank of a group with PyTorch ranks: gloo's bytes and nothing else.
+    ///
+    /// The store is the one that the others meet in, and `prefix` where their addresses are in it:
+    /// `0/0` for `init_process_group("gloo", store=...)` of PyTorch 1.13. Whatever else PyTorch
+    /// does through the store is for the caller to do. Both sides need the same gloo, by its
+    /// version.
+    ///
+    /// Reductions are gloo's own here, with its order of summation, and there are no connections
+    /// beside gloo's: an error says that a rank is gone, and not which one. What PyTorch does in
+    /// ways of its own is not supported: splits, reduce-scatter, all-to-all, batches.
+    pub fn connect_with_pytorch(init: &GroupInit, prefix: &str) -> Result<Arc<dyn ProcessGroup>> {
+        let members: Vec<usize> = (0..init.world_size).collect();
+        let seat = Seat {
+            name: init.name.clone(),
+            prefix: prefix.to_owned(),
+            identity: identity("", &init.name, &members),
+            rank: init.rank,
+            members,
+            timeout: init.timeout,
+            limit: init.timeout.min(init.store.timeout()),
+            parent: None,
+        };
+        let domain = Domain {
+            service: None,
+            device: connect::device(init.bind)?,
+            store: Arc::clone(&init.store),
+            order: Order::Library,
+        };
+        Self::join(&Arc::new(domain), &seat)
+    }
+
     fn join(domain: &Arc<Domain>, seat: &Seat<'_>) -> Result<Arc<dyn ProcessGroup>> {
         let place = Place::of_group(&seat.name, seat.rank);
         let member = Member::join(domain, seat).map_err(|err| err.at(place.clone()))?;
@@ -117,7 +148,17 @@ impl ProcessGroup for GlooGroup {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::all_on_host()
+        let mut known = Capabilities::all_on_host();
+        if self.member.domain().order == Order::Library {
+            use CallKind::{AllToAll, Batch, ReduceScatter};
+            let calls = [AllToAll, Batch, ReduceScatter].into_iter();
+            known.calls = calls.fold(known.calls, |known, call| known.without(call));
+            let by_us = [ReduceOp::Avg, ReduceOp::PremulSum(1.0)].into_iter();
+            known.ops = by_us.fold(known.ops, |known, op| known.without(op));
+            // It comes at once, but does not say who died.
+            known.on_peer_death = PeerDeath::Timeout;
+        }
+        known
     }
 
     fn timeout(&self) -> Duration {
@@ -145,6 +186,10 @@ impl ProcessGroup for GlooGroup {
             return Ok(None);
         };
         self.lane.check_usable()?;
+        if self.member.domain().order == Order::Library {
+            let what = "a group with PyTorch ranks cannot be split";
+            return Err(Error::unsupported(what).during("split").at(place.clone()));
+        }
         if !self.splits.lock().insert(name.to_owned()) {
             let what = format!("a group {name:?} has been split from this one before");
             return Err(Error::invalid(what).during("split").at(place.clone()));
