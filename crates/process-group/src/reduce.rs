@@ -330,6 +330,76 @@ mod tests {
     }
 
     #[test]
+    fn folding_rank_by_rank_gives_the_same_bits() {
+        let element = |rank: usize, at: usize| (at * 37 + rank * 11) as u8;
+        for dtype in DType::ALL {
+            for op in ReduceOp::ALL {
+                let as_it_is = !matches!(op, ReduceOp::Avg | ReduceOp::PremulSum(_))
+                    && op.is_defined_for(dtype);
+                // Two ranks are rounded once in any case.
+                let ranks = if dtype.size() == 2 && dtype.is_float() {
+                    2
+                } else {
+                    5
+                };
+                if !as_it_is {
+                    continue;
+                }
+                let len = 33 * dtype.size();
+                let parts: Vec<Vec<u8>> = (0..ranks)
+                    .map(|rank| (0..len).map(|at| element(rank, at) & 0x3f).collect())
+                    .collect();
+                let contributions: Vec<_> = parts
+                    .iter()
+                    .map(|bytes| Contribution::new(op, bytes))
+                    .collect();
+                let mut expected = vec![0; len];
+                reduce(op, dtype, &contributions, &mut expected);
+                let mut acc = parts[0].clone();
+                parts[1..]
+                    .iter()
+                    .for_each(|part| fold(op, dtype, &mut acc, part));
+                assert_eq!(acc, expected, "{op} of {dtype}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_order_free_gives_the_same_bits_in_every_order() {
+        for dtype in DType::ALL {
+            for op in ReduceOp::ALL {
+                for ranks in [2, 4] {
+                    if !op.is_defined_for(dtype) || !is_order_free(op, dtype, ranks) {
+                        continue;
+                    }
+                    let part = |rank: usize| -> Vec<u8> {
+                        let byte = |at: usize| (at * 29 + rank * 101) as u8 & 0x3f;
+                        (0..16 * dtype.size()).map(byte).collect()
+                    };
+                    let in_order = |order: &[usize]| {
+                        let parts: Vec<_> = order.iter().map(|&rank| part(rank)).collect();
+                        let parts: Vec<_> = parts
+                            .iter()
+                            .map(|bytes| Contribution::new(op, bytes))
+                            .collect();
+                        let mut out = vec![0; 16 * dtype.size()];
+                        reduce(op, dtype, &parts, &mut out);
+                        out
+                    };
+                    let forward: Vec<usize> = (0..ranks).collect();
+                    let mut other = forward.clone();
+                    other.rotate_left(1);
+                    assert_eq!(in_order(&forward), in_order(&other), "{op} of {dtype}");
+                    other.reverse();
+                    assert_eq!(in_order(&forward), in_order(&other), "{op} of {dtype}");
+                }
+            }
+        }
+        let floats = is_order_free(ReduceOp::Sum, DType::F32, 3);
+        assert!(!floats && !is_order_free(ReduceOp::Min, DType::F32, 2));
+    }
+
+    #[test]
     fn sixteen_bit_sums_are_rounded_once() {
         // One at a time in bf16, 256 + 1 + 1 stays 256.
         let [big, one] = [bf16::from_f32(256.0), bf16::from_f32(1.0)];
