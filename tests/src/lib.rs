@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use phalanx::prelude::*;
 use phalanx_reference::ReferenceGroup;
+use phalanx_testkit::World;
 
 /// Runs `body` as every rank of a group of two threads, so that an example shows what it is about.
 ///
@@ -33,9 +34,12 @@ pub fn programs() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let build = || {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        // The whole workspace, so that features, and with them what is built already, are the same.
+        // The whole workspace, so that features, and with them what is built already, are the same;
+        // but for what needs a C library, as `cargo xtask test` does it.
         let status = Command::new(cargo)
             .args(["build", "--quiet", "--workspace", "--bin", "phalanx"])
+            .args(["--exclude", "gloo-sys", "--exclude", "phalanx-gloo"])
+            .args(["--exclude", "phalanx-mpi"])
             .args(["--example", "allreduce", "--example", "checkpoint"])
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .status()
@@ -46,6 +50,20 @@ pub fn programs() -> PathBuf {
         deps.parent().expect("a directory above it").to_owned()
     };
     BUILT.get_or_init(build).clone()
+}
+
+/// Ranks that the right launcher for a backend starts: mpirun for `mpi`, the testkit for others.
+pub fn world_for(backend: &str, size: usize) -> World {
+    let world = World::new(size).env("PHALANX_BACKEND", backend);
+    match backend {
+        "mpi" => world
+            // More ranks than processors, and as root if need be: what Open MPI would refuse.
+            .launcher(["mpirun", "-n", "{n}", "--oversubscribe"])
+            .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+            .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+            .env("OMPI_MCA_mpi_yield_when_idle", "1"),
+        _ => world,
+    }
 }
 
 #[cfg(doctest)]
@@ -67,6 +85,10 @@ mod process_groups {}
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/native-backend.md")]
 mod native_backend {}
+
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/backends.md")]
+mod backends {}
 
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/custom-backend.md")]

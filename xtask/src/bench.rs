@@ -16,17 +16,32 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
-    let run = [
-        "run",
-        "--release",
-        "--package",
-        "phalanx-cli",
-        "--",
-        "bench",
-    ];
-    let status = Cmd::cargo().args(run).args(&args.args).status()?;
+    let run = Cmd::cargo().args(["run", "--release", "--package", "phalanx-cli"]);
+    let run = run.args(["--features", &features(&args.args)]);
+    let status = run.args(["--", "bench"]).args(&args.args).status()?;
     Ok(match status.success() {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     })
+}
+
+/// The backends on C libraries that are asked for: nobody else needs their libraries.
+fn features(args: &[String]) -> String {
+    let words = args.iter().flat_map(|arg| arg.split([',', '=']));
+    let wanted = words.filter(|word| ["gloo", "mpi"].contains(word));
+    wanted.collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backend_on_a_c_library_is_built_in_when_it_is_asked_for() {
+        let features =
+            |line: &str| features(&line.split(' ').map(str::to_owned).collect::<Vec<_>>());
+        assert_eq!(features("allreduce --backends native,gloo,mpi"), "gloo,mpi");
+        assert_eq!(features("allreduce --backends=mpi,openmpi"), "mpi");
+        assert_eq!(features("allreduce --backends native,torch-gloo"), "");
+    }
 }

@@ -50,8 +50,9 @@ fn every_line_is_json_and_verified() {
 
 #[test]
 fn a_competitor_that_is_not_there_is_reported() {
-    let args = "allreduce --ranks 2 --backends reference,gloo,mpi --sizes 1024 --dtype bf16";
+    let args = "allreduce --ranks 2 --sizes 1024 --dtype bf16 --backends";
     let mut args: Vec<_> = args.split(' ').collect();
+    args.push("reference,torch-gloo,libgloo,openmpi,intelmpi");
     args.extend(["--torch", "/nowhere/python"]);
     let (lines, stderr, success) = bench(&args);
     assert!(success, "{stderr}");
@@ -67,9 +68,9 @@ fn a_competitor_that_is_not_there_is_reported() {
             .to_owned()
     };
     assert!(
-        missing("gloo").contains("/nowhere/python"),
+        missing("torch-gloo").contains("/nowhere/python"),
         "{}",
-        missing("gloo")
+        missing("torch-gloo")
     );
     assert_eq!(missing("openmpi"), "MPI has no bf16");
     assert_eq!(missing("intelmpi"), "MPI has no bf16");
@@ -105,8 +106,10 @@ fn ranks_on_pretended_hosts_sum_too() {
         eprintln!("skipped: no network namespaces here");
         return;
     }
-    let args = "allreduce --ranks 2,3 --backends reference,mpi --sizes 1024 --hosts namespaces";
-    let (lines, stderr, success) = bench(&args.split(' ').collect::<Vec<_>>());
+    let args = "allreduce --ranks 2,3 --sizes 1024 --hosts namespaces --backends";
+    let mut args: Vec<_> = args.split(' ').collect();
+    args.push("reference,openmpi,intelmpi");
+    let (lines, stderr, success) = bench(&args);
     assert!(success, "{stderr}");
     let ours: Vec<_> = lines
         .iter()

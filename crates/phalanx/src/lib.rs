@@ -36,6 +36,8 @@
 //! | feature | what it adds |
 //! |---|---|
 //! | `native` (default) | shared memory inside a host, TCP between hosts, by the name `native` |
+//! | `gloo` | the system's libgloo, by the name `gloo` |
+//! | `mpi` | the system's MPI, by the name `mpi`; ranks are what MPI says |
 //! | `reference` | the plain backend over TCP, by the name `reference` |
 //!
 //! Backends of your own are registered by [`pg::registry::register`] and found by name like the

@@ -52,6 +52,84 @@ pub fn reduce(op: ReduceOp, dtype: DType, parts: &[Contribution<'_>], out: &mut 
     }
 }
 
+/// Combines `part` into `acc`, rounding to the type: one step of a reduction that goes rank by rank.
+///
+/// Rank by rank in order it gives the bits of [`reduce`] for types that are combined as they are,
+/// so not for 16-bit floats unless there are two ranks. Averages are sums here, and factors are
+/// not applied.
+///
+/// # Panics
+///
+/// If lengths differ or the operator is not defined for the type.
+pub fn fold(op: ReduceOp, dtype: DType, acc: &mut [u8], part: &[u8]) {
+    assert!(op.is_defined_for(dtype), "{op} is not defined for {dtype}");
+    assert_eq!(acc.len(), part.len(), "contributions differ in length");
+    match dtype {
+        DType::F16 => fold_elements::<f16>(op, acc, part),
+        DType::BF16 => fold_elements::<bf16>(op, acc, part),
+        DType::F32 => fold_elements::<f32>(op, acc, part),
+        DType::F64 => fold_elements::<f64>(op, acc, part),
+        DType::I8 => fold_elements::<i8>(op, acc, part),
+        DType::U8 => fold_elements::<u8>(op, acc, part),
+        DType::I16 => fold_elements::<i16>(op, acc, part),
+        DType::I32 => fold_elements::<i32>(op, acc, part),
+        DType::I64 => fold_elements::<i64>(op, acc, part),
+        DType::Bool => fold_elements::<Truth>(op, acc, part),
+        DType::Complex64 => fold_elements::<Complex<f32>>(op, acc, part),
+    }
+}
+
+/// Whether a reduction gives the same bits in whatever order ranks are combined, so that a library
+/// may choose the order.
+///
+/// Whole numbers and booleans always do; floating-point sums and products do between two ranks.
+/// (Which of several NaNs comes out is left open, as IEEE 754 does.)
+pub fn is_order_free(op: ReduceOp, dtype: DType, ranks: usize) -> bool {
+    match op {
+        ReduceOp::Sum | ReduceOp::Product => !dtype.is_float() || ranks <= 2,
+        // Zeros of different signs are equal, and which one is returned depends on the order.
+        ReduceOp::Min | ReduceOp::Max => !dtype.is_float(),
+        ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => true,
+        ReduceOp::Avg | ReduceOp::PremulSum(_) => false,
+    }
+}
+
+/// The operator outside the loop, so that the loop has no branches.
+fn fold_elements<T: Number>(op: ReduceOp, acc: &mut [u8], part: &[u8]) {
+    macro_rules! each {
+        ($($op:pat => $same:expr),*) => {
+            match op {
+                $($op => fold_with::<T>(acc, part, |a, b| T::combine($same, a, b)),)*
+            }
+        };
+    }
+    each!(
+        ReduceOp::Product => ReduceOp::Product,
+        ReduceOp::Min => ReduceOp::Min,
+        ReduceOp::Max => ReduceOp::Max,
+        ReduceOp::BitAnd => ReduceOp::BitAnd,
+        ReduceOp::BitOr => ReduceOp::BitOr,
+        ReduceOp::BitXor => ReduceOp::BitXor,
+        _ => ReduceOp::Sum
+    );
+}
+
+#[inline(always)]
+fn fold_with<T: Number>(
+    acc: &mut [u8],
+    part: &[u8],
+    combine: impl Fn(T::Wide, T::Wide) -> T::Wide,
+) {
+    let size = size_of::<T>();
+    for (slot, other) in acc.chunks_exact_mut(size).zip(part.chunks_exact(size)) {
+        let sum = combine(
+            pod_read_unaligned::<T>(slot).widen(),
+            pod_read_unaligned::<T>(other).widen(),
+        );
+        slot.copy_from_slice(bytemuck::bytes_of(&T::narrow(sum)));
+    }
+}
+
 fn by_element<T: Number>(op: ReduceOp, parts: &[Contribution<'_>], out: &mut [u8]) {
     let size = size_of::<T>();
     let wide = |part: &Contribution<'_>, at: usize| {
@@ -106,6 +184,7 @@ macro_rules! floats {
                 $narrow(wide)
             }
 
+            #[inline(always)]
             fn combine(op: ReduceOp, a: $wide, b: $wide) -> $wide {
                 match op {
                     ReduceOp::Product => a * b,
@@ -147,6 +226,7 @@ macro_rules! integers {
                 wide
             }
 
+            #[inline(always)]
             fn combine(op: ReduceOp, a: $type, b: $type) -> $type {
                 match op {
                     ReduceOp::Product => a.wrapping_mul(b),

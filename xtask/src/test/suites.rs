@@ -1,6 +1,7 @@
 //! The table of suites.
 
 use super::Args;
+use super::needs::{CLIPPY, GLOO, MPI, NAMESPACES, Need, RUSTFMT};
 use crate::shell::{Cmd, target_dir};
 
 /// One line of the final table: what is run, and what must be there for it.
@@ -12,23 +13,6 @@ pub(super) struct Suite {
     pub(super) needs: &'static [Need],
     /// Run one after the other; each counts the tests that it reports, or else as one.
     pub(super) commands: fn(&Args) -> Vec<Cmd>,
-}
-
-/// Something that a suite cannot do without and that a machine may lack.
-pub(super) struct Need {
-    what: &'static str,
-    is_there: fn() -> bool,
-    how_to_get: &'static str,
-}
-
-impl Need {
-    /// What to tell the reader if it is not there.
-    pub(super) fn missing(&self) -> Option<String> {
-        let Self {
-            what, how_to_get, ..
-        } = self;
-        (!(self.is_there)()).then(|| format!("no {what}; {how_to_get}"))
-    }
 }
 
 pub(super) const SUITES: &[Suite] = &[
@@ -47,7 +31,7 @@ pub(super) const SUITES: &[Suite] = &[
         commands: |_| {
             let lints = ["--", "-D", "warnings"];
             let clippy = Cmd::cargo().args(["clippy", "--workspace", "--all-targets"]);
-            vec![clippy.args(lints)]
+            vec![rust_alone(clippy).args(lints)]
         },
     },
     Suite {
@@ -58,28 +42,23 @@ pub(super) const SUITES: &[Suite] = &[
         commands: |args| {
             let left_out = if args.quick { NOT_QUICK } else { &[] };
             let test = Cmd::cargo().args(["test", "--workspace", "--no-fail-fast"]);
-            vec![
-                left_out
-                    .iter()
-                    .fold(test, |test, package| test.args(["--exclude", package])),
-            ]
+            vec![without(left_out, rust_alone(test))]
         },
     },
     Suite {
         name: "features",
-        about: "the facade with no feature, with each alone, with all",
+        about: "the facade with no feature, with each alone, with all that are Rust alone",
         quick: true,
         needs: &[CLIPPY],
         commands: |_| {
             let facade = ["--package", "phalanx", "--lib", "--no-default-features"];
-            let each = FEATURES.iter().map(|feature| vec!["--features", *feature]);
-            let choices = [vec![], vec!["--all-features"]].into_iter().chain(each);
-            let lint = |choice: Vec<&str>| {
-                let clippy = Cmd::cargo().arg("clippy").args(facade).args(choice);
-                clippy.args(["--", "-D", "warnings"])
-            };
+            let each = FEATURES.iter().map(|feature| (*feature).to_owned());
+            let choices = [String::new(), FEATURES.join(",")].into_iter().chain(each);
             let bare = Cmd::cargo().arg("test").args(facade);
-            choices.map(lint).chain([bare]).collect()
+            choices
+                .map(|features| lint_facade(&features))
+                .chain([bare])
+                .collect()
         },
     },
     Suite {
@@ -127,43 +106,81 @@ pub(super) const SUITES: &[Suite] = &[
         },
     },
     Suite {
+        name: "gloo",
+        about: "the gloo backend: lints, its tests, the process group suite, DDP, documentation",
+        quick: false,
+        needs: &[CLIPPY, GLOO],
+        commands: |_| with_c_library("gloo", &["gloo-sys", "phalanx-gloo"]),
+    },
+    Suite {
+        name: "mpi",
+        about: "the mpi backend under mpirun: lints, its tests, the process group suite, DDP, \
+                documentation",
+        quick: false,
+        needs: &[CLIPPY, MPI],
+        commands: |_| with_c_library("mpi", &["phalanx-mpi"]),
+    },
+    Suite {
         name: "docs",
         about: "documentation without warnings",
         quick: true,
         needs: &[],
         commands: |_| {
             let doc = Cmd::cargo().args(["doc", "--workspace", "--no-deps"]);
-            vec![doc.env("RUSTDOCFLAGS", "-D warnings")]
+            vec![rust_alone(doc).env("RUSTDOCFLAGS", "-D warnings")]
         },
     },
 ];
 
-/// The features of the facade, but for `default`; a test keeps the list complete.
+/// The features of the facade that are Rust alone; a test keeps the list complete.
 const FEATURES: &[&str] = &["native", "reference"];
 
-/// Packages that `--quick` leaves out: those that need C libraries or a training framework.
+/// Packages that need a C library, each in a suite of its own, and the features that they are.
+const C_PACKAGES: &[&str] = &["gloo-sys", "phalanx-gloo", "phalanx-mpi"];
+
+/// Packages that `--quick` leaves out: those that need a training framework.
 const NOT_QUICK: &[&str] = &[];
 
-const RUSTFMT: Need = Need {
-    what: "rustfmt",
-    is_there: || Cmd::cargo().args(["fmt", "--version"]).succeeds(),
-    how_to_get: "rustup component add rustfmt",
-};
+fn without(packages: &[&str], command: Cmd) -> Cmd {
+    let exclude = |command: Cmd, package: &&str| command.args(["--exclude", package]);
+    packages.iter().fold(command, exclude)
+}
 
-const CLIPPY: Need = Need {
-    what: "clippy",
-    is_there: || Cmd::cargo().args(["clippy", "--version"]).succeeds(),
-    how_to_get: "rustup component add clippy",
-};
+/// The workspace as far as it needs no C library.
+fn rust_alone(command: Cmd) -> Cmd {
+    without(C_PACKAGES, command)
+}
 
-const NAMESPACES: Need = Need {
-    what: "network namespaces",
-    is_there: || {
-        let line = "unshare --net true && command -v nsenter && command -v ip";
-        Cmd::new("sh").args(["-c", line]).succeeds()
-    },
-    how_to_get: "run as root, with util-linux and iproute2",
-};
+fn lint_facade(features: &str) -> Cmd {
+    let facade = ["--package", "phalanx", "--lib", "--no-default-features"];
+    let clippy = Cmd::cargo().arg("clippy").args(facade);
+    let clippy = clippy.args(["--features", features]);
+    clippy.args(["--", "-D", "warnings"])
+}
+
+/// Everything about a backend that a C library carries.
+fn with_c_library(feature: &str, packages: &[&str]) -> Vec<Cmd> {
+    let on = |command: &str| {
+        let command = Cmd::cargo().arg(command);
+        let choose = |command: Cmd, package: &&str| command.args(["--package", package]);
+        packages.iter().fold(command, choose)
+    };
+    // In the facade, in the program, and under what is built on groups.
+    let crossing = ["--package", "phalanx-tests", "--features", feature];
+    let crossing_tests = ["--test", "ddp_golden", "--test", "backends"];
+    let program = ["--package", "phalanx-cli", "--features", feature];
+    let lints = ["--", "-D", "warnings"];
+    vec![
+        on("clippy").arg("--all-targets").args(lints),
+        lint_facade(feature),
+        Cmd::cargo().arg("clippy").args(program).args(lints),
+        on("test").arg("--no-fail-fast"),
+        Cmd::cargo().arg("test").args(crossing).args(crossing_tests),
+        on("doc")
+            .arg("--no-deps")
+            .env("RUSTDOCFLAGS", "-D warnings"),
+    ]
+}
 
 /// For the command line's help and checks.
 pub(super) fn names() -> Vec<&'static str> {
@@ -172,6 +189,7 @@ pub(super) fn names() -> Vec<&'static str> {
 
 #[cfg(test)]
 mod tests {
+    use super::names as suites;
     use super::*;
     use crate::shell::root;
 
@@ -189,6 +207,8 @@ mod tests {
             .map(|(name, _)| name)
             .filter(|&name| name != "default")
             .collect();
-        assert_eq!(names, FEATURES);
+        let checked = |name: &&str| FEATURES.contains(name) || suites().contains(name);
+        let unchecked: Vec<_> = names.iter().filter(|name| !checked(name)).collect();
+        assert!(unchecked.is_empty(), "{unchecked:?}");
     }
 }

@@ -1,0 +1,203 @@
+//! The process group.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use phalanx_pg::registry::GroupInit;
+use phalanx_pg::{
+    Call, CallOptions, Capabilities, Engine, Error, ErrorKind, Lane, Place, ProcessGroup, RawWork,
+    Result, check_members,
+};
+
+use crate::collective::Order;
+use crate::connect;
+use crate::links::Service;
+use crate::member::{Domain, Member, Seat};
+
+/// One rank of a group whose bytes the system's libgloo carries.
+///
+/// Collectives run in a [`Lane`], one after the other; sends and receives go past it.
+///
+/// May be used from many threads. Dropping it without a [`shutdown`](ProcessGroup::shutdown)
+/// aborts the group for its peers.
+pub struct GlooGroup {
+    name: String,
+    identity: String,
+    lane: Arc<Lane>,
+    member: Arc<Member>,
+    /// Names given to splits so far.
+    splits: Mutex<HashSet<String>>,
+}
+
+impl GlooGroup {
+    /// Meets the other ranks in the store and connects with them. A collective call.
+    pub fn connect(init: &GroupInit) -> Result<Arc<dyn ProcessGroup>> {
+        let place = Place::of_group(&init.name, init.rank);
+        Self::connect_world(init).map_err(|err| err.at(place))
+    }
+
+    fn connect_world(init: &GroupInit) -> Result<Arc<dyn ProcessGroup>> {
+        let (rank, size) = (init.rank, init.world_size);
+        if rank >= size {
+            let what = format!("rank {rank} is not in a group of {size}");
+            return Err(Error::invalid(what));
+        }
+        let limit = init.timeout.min(init.store.timeout());
+        let members: Vec<usize> = (0..size).collect();
+        let identity = identity("", &init.name, &members);
+        let prefix = format!("phalanx/gloo{identity}");
+        let device = connect::device(init.bind)?;
+        let service = Service::start(init, &format!("{prefix}/links"), limit)?;
+        let domain = Arc::new(Domain {
+            service: Some(service),
+            device,
+            store: init.store.second_handle()?,
+            order: Order::Ranks,
+        });
+        let seat = Seat {
+            name: init.name.clone(),
+            prefix: format!("{prefix}/gloo"),
+            identity,
+            rank,
+            members,
+            timeout: init.timeout,
+            limit,
+            parent: None,
+        };
+        Self::join(&domain, &seat)
+    }
+
+    fn join(domain: &Arc<Domain>, seat: &Seat<'_>) -> Result<Arc<dyn ProcessGroup>> {
+        let place = Place::of_group(&seat.name, seat.rank);
+        let member = Member::join(domain, seat).map_err(|err| err.at(place.clone()))?;
+        let engine = Arc::clone(&member) as Arc<dyn Engine>;
+        let lane = Arc::new(Lane::new(place, seat.timeout, engine));
+        member.attach(&lane);
+        Ok(Arc::new(Self {
+            name: seat.name.clone(),
+            identity: seat.identity.clone(),
+            lane,
+            member,
+            splits: Mutex::default(),
+        }))
+    }
+}
+
+/// The identity of the group `name` of these members, split from the group `parent`.
+///
+/// The members are in it, since disjoint groups may have the same name; the length, since names
+/// may look like identities.
+fn identity(parent: &str, name: &str, members: &[usize]) -> String {
+    let members: Vec<String> = members.iter().map(usize::to_string).collect();
+    format!("{parent}/{}:{name}[{}]", name.len(), members.join(","))
+}
+
+impl ProcessGroup for GlooGroup {
+    fn rank(&self) -> usize {
+        self.member.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.member.size()
+    }
+
+    fn backend(&self) -> &str {
+        "gloo"
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn global_ranks(&self) -> &[usize] {
+        self.member.members()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::all_on_host()
+    }
+
+    fn timeout(&self) -> Duration {
+        self.member.timeout()
+    }
+
+    fn submit(&self, call: Call, options: &CallOptions) -> Result<RawWork> {
+        if !call.is_point_to_point() {
+            return self.lane.submit(call, options);
+        }
+        let kind = call.kind();
+        let usable = self.lane.check_usable();
+        usable.map_err(|err| {
+            let mut place = self.member.place().clone();
+            place.call = Some(kind);
+            err.at(place)
+        })?;
+        self.member.point_to_point(call, options)
+    }
+
+    fn split(&self, ranks: &[usize], name: &str) -> Result<Option<Arc<dyn ProcessGroup>>> {
+        let place = self.member.place();
+        check_members(ranks, self.size()).map_err(|err| err.during("split").at(place.clone()))?;
+        let Some(rank) = ranks.iter().position(|&rank| rank == self.rank()) else {
+            return Ok(None);
+        };
+        self.lane.check_usable()?;
+        if !self.splits.lock().insert(name.to_owned()) {
+            let what = format!("a group {name:?} has been split from this one before");
+            return Err(Error::invalid(what).during("split").at(place.clone()));
+        }
+        let members = ranks.iter().map(|&rank| self.global_ranks()[rank]);
+        let members: Vec<usize> = members.collect();
+        let identity = identity(&self.identity, name, &members);
+        let seat = Seat {
+            name: format!("{}/{name}", self.name),
+            prefix: format!("phalanx/gloo{identity}"),
+            identity,
+            rank,
+            members,
+            timeout: self.timeout(),
+            limit: self.timeout().min(self.member.domain().store.timeout()),
+            parent: Some(&self.member),
+        };
+        Self::join(self.member.domain(), &seat).map(Some)
+    }
+
+    fn abort(&self, reason: &str) {
+        self.lane.fail(Error::new(ErrorKind::Aborted, reason));
+    }
+
+    fn shutdown(&self) -> Result<()> {
+        self.member.messages().settle();
+        let ended = self
+            .submit(Call::Barrier, &CallOptions::blocking())
+            .and_then(RawWork::wait)
+            .and_then(|_| self.lane.close(self.timeout()));
+        ended.map_err(|err| err.during("shutdown"))?;
+        self.member.say_goodbye();
+        self.member.end_messages();
+        Ok(())
+    }
+
+    fn sequence(&self) -> u64 {
+        self.lane.sequence()
+    }
+}
+
+impl Drop for GlooGroup {
+    fn drop(&mut self) {
+        // Before the lane goes, which would take it for an abort.
+        if self.lane.check_usable().is_ok() {
+            self.member.leave();
+        }
+    }
+}
+
+impl fmt::Debug for GlooGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, rank, size) = (&self.name, self.rank(), self.size());
+        write!(f, "GlooGroup({name:?}, rank {rank} of {size})")
+    }
+}
