@@ -23,6 +23,19 @@ pub(crate) fn target_dir() -> PathBuf {
     root().join(chosen.unwrap_or_else(|| "target".into()))
 }
 
+/// Names the packages that tests are built without, for the programs that they build themselves.
+pub(crate) const WITHOUT: &str = "PHALANX_WITHOUT";
+
+/// Cargo's arguments to leave out what the tests around this are built without: other packages mean
+/// other features, and everything built again.
+pub(crate) fn left_out() -> Vec<String> {
+    let packages = std::env::var(WITHOUT).unwrap_or_default();
+    let packages = packages.split(',').filter(|package| !package.is_empty());
+    packages
+        .flat_map(|package| ["--exclude".into(), package.into()])
+        .collect()
+}
+
 /// A command to run at the top of the work tree.
 pub(crate) struct Cmd(Command);
 

@@ -1,7 +1,7 @@
 //! The table of suites.
 
 use super::Args;
-use crate::shell::{Cmd, target_dir};
+use crate::shell::{Cmd, WITHOUT, target_dir};
 
 /// One line of the final table: what is run, and what must be there for it.
 pub(super) struct Suite {
@@ -44,10 +44,9 @@ pub(super) const SUITES: &[Suite] = &[
         about: "lints",
         quick: true,
         needs: &[CLIPPY],
-        commands: |_| {
-            let lints = ["--", "-D", "warnings"];
-            let clippy = Cmd::cargo().args(["clippy", "--workspace", "--all-targets"]);
-            vec![clippy.args(lints)]
+        commands: |args| {
+            let clippy = frameworks(args, workspace(args, "clippy"));
+            vec![clippy.args(["--all-targets", "--", "-D", "warnings"])]
         },
     },
     Suite {
@@ -55,25 +54,18 @@ pub(super) const SUITES: &[Suite] = &[
         about: "unit, multi-process and doc tests, bounded runs of the fuzz bodies",
         quick: true,
         needs: &[],
-        commands: |args| {
-            let left_out = if args.quick { NOT_QUICK } else { &[] };
-            let test = Cmd::cargo().args(["test", "--workspace", "--no-fail-fast"]);
-            vec![
-                left_out
-                    .iter()
-                    .fold(test, |test, package| test.args(["--exclude", package])),
-            ]
-        },
+        commands: |args| vec![workspace(args, "test").arg("--no-fail-fast")],
     },
     Suite {
         name: "features",
-        about: "the facade with no feature, with each alone, with all",
+        about: "the facade with no feature, with each alone, with all but the frameworks",
         quick: true,
         needs: &[CLIPPY],
         commands: |_| {
             let facade = ["--package", "phalanx", "--lib", "--no-default-features"];
             let each = FEATURES.iter().map(|feature| vec!["--features", *feature]);
-            let choices = [vec![], vec!["--all-features"]].into_iter().chain(each);
+            let all = FEATURES.join(",");
+            let choices = [vec![], vec!["--features", &all]].into_iter().chain(each);
             let lint = |choice: Vec<&str>| {
                 let clippy = Cmd::cargo().arg("clippy").args(facade).args(choice);
                 clippy.args(["--", "-D", "warnings"])
@@ -131,18 +123,47 @@ pub(super) const SUITES: &[Suite] = &[
         about: "documentation without warnings",
         quick: true,
         needs: &[],
-        commands: |_| {
-            let doc = Cmd::cargo().args(["doc", "--workspace", "--no-deps"]);
-            vec![doc.env("RUSTDOCFLAGS", "-D warnings")]
+        commands: |args| {
+            let doc = frameworks(args, workspace(args, "doc"));
+            vec![doc.arg("--no-deps").env("RUSTDOCFLAGS", "-D warnings")]
         },
     },
 ];
 
-/// The features of the facade, but for `default`; a test keeps the list complete.
+/// A command of cargo's on the whole workspace, or with `--quick` on what is quick to build.
+fn workspace(args: &Args, command: &str) -> Cmd {
+    let cargo = Cmd::cargo().args([command, "--workspace"]);
+    match args.quick {
+        false => cargo,
+        true => {
+            let excludes = NOT_QUICK.iter().flat_map(|package| ["--exclude", package]);
+            cargo.args(excludes).env(WITHOUT, NOT_QUICK.join(","))
+        }
+    }
+}
+
+/// The same with the facade's features for frameworks, unless the frameworks are left out. Only here:
+/// the facade alone with each of them would be a second set of features, and compile them again.
+fn frameworks(args: &Args, cargo: Cmd) -> Cmd {
+    match args.quick {
+        true => cargo,
+        false => FRAMEWORKS.iter().fold(cargo, |cargo, feature| {
+            cargo.args(["--features".into(), format!("phalanx/{feature}")])
+        }),
+    }
+}
+
+/// The features of the facade, but for `default`; a test keeps the lists complete.
 const FEATURES: &[&str] = &["native", "reference"];
+const FRAMEWORKS: &[&str] = &["burn", "candle"];
 
 /// Packages that `--quick` leaves out: those that need C libraries or a training framework.
-const NOT_QUICK: &[&str] = &[];
+const NOT_QUICK: &[&str] = &[
+    "phalanx-burn",
+    "phalanx-candle",
+    "phalanx-with-burn",
+    "phalanx-with-candle",
+];
 
 const RUSTFMT: Need = Need {
     what: "rustfmt",
@@ -189,6 +210,6 @@ mod tests {
             .map(|(name, _)| name)
             .filter(|&name| name != "default")
             .collect();
-        assert_eq!(names, FEATURES);
+        assert_eq!(names, [FEATURES, FRAMEWORKS].concat());
     }
 }
