@@ -2,6 +2,8 @@
 //! and of `docs/` is compiled, and run unless it says otherwise.
 #![forbid(unsafe_code)]
 
+pub mod example;
+
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
@@ -32,24 +34,39 @@ pub fn on_two_ranks(body: fn(Arc<dyn ProcessGroup>) -> phalanx::Result<()>) {
 /// If they do not build.
 pub fn programs() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    let build = || {
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        // The whole workspace, so that features, and with them what is built already, are the same;
-        // but for what needs a C library, as `cargo xtask test` does it.
-        let status = Command::new(cargo)
-            .args(["build", "--quiet", "--workspace", "--bin", "phalanx"])
-            .args(["--exclude", "gloo-sys", "--exclude", "phalanx-gloo"])
-            .args(["--exclude", "phalanx-mpi"])
-            .args(["--example", "allreduce", "--example", "checkpoint"])
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .status()
-            .expect("run cargo build");
-        assert!(status.success(), "the programs do not build");
-        let test = std::env::current_exe().expect("the path of this test");
-        let deps = test.parent().expect("a directory");
-        deps.parent().expect("a directory above it").to_owned()
-    };
-    BUILT.get_or_init(build).clone()
+    let examples = ["--example", "allreduce", "--example", "checkpoint"];
+    BUILT.get_or_init(|| build(&examples)).clone()
+}
+
+/// What the tests around this are built without, which this has to leave out too: other packages
+/// mean other features, and everything built again.
+fn left_out() -> Vec<String> {
+    let packages = std::env::var("PHALANX_WITHOUT").unwrap_or_default();
+    let packages = packages.split(',').filter(|package| !package.is_empty());
+    packages
+        .flat_map(|package| ["--exclude".into(), package.into()])
+        .collect()
+}
+
+/// The directory with the program `phalanx` and what else cargo is told to build.
+///
+/// # Panics
+///
+/// If it does not build.
+pub fn build(targets: &[&str]) -> PathBuf {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    // The whole workspace, so that features, and with them what is built already, are the same.
+    let status = Command::new(cargo)
+        .args(["build", "--quiet", "--workspace", "--bin", "phalanx"])
+        .args(targets)
+        .args(left_out())
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .status()
+        .expect("run cargo build");
+    assert!(status.success(), "the programs do not build");
+    let test = std::env::current_exe().expect("the path of this test");
+    let deps = test.parent().expect("a directory");
+    deps.parent().expect("a directory above it").to_owned()
 }
 
 /// Ranks that the right launcher for a backend starts: mpirun for `mpi`, the testkit for others.

@@ -6,6 +6,7 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::shell::{Cmd, root};
+use crate::slurm::Cluster;
 use crate::{Failure, cache};
 
 /// The version whose protocol the store speaks.
@@ -68,6 +69,7 @@ const TESTS: &[Test] = &[
         torchrun.args(TORCHRUN).arg(digits).args(["--epochs", "2"]);
         lines_with(torchrun, "ranks 2, identical parameters sha256", 1)
     }),
+    ("the readme's program under srun", under_srun),
     ("pytorch ranks train under phalanx run", |setup| {
         setup.train_torch(&[], &[], 0)
     }),
@@ -278,6 +280,29 @@ impl Setup {
             2,
         )
     }
+}
+
+/// Under a real SLURM if it is installed; otherwise with the variables that it sets.
+fn under_srun(setup: &Setup) -> Result<(), Failure> {
+    let allreduce = setup.built.join("examples/allreduce");
+    let text = "of 2: [1.0, 2.0]";
+    if let Some(cluster) = Cluster::start()? {
+        let mut srun = cluster.command("srun");
+        srun.args(["--ntasks", "2", "--overcommit"]).arg(allreduce);
+        return lines_with(srun, text, 2);
+    }
+    println!("simulated: SLURM is not installed (on Debian: slurmctld slurmd slurm-client)");
+    let script = "for rank in 0 1; do SLURM_PROCID=$rank SLURM_LOCALID=$rank \"$0\" & done; wait";
+    let mut ranks = command(Path::new("sh"));
+    ranks.args(["-c", script]).arg(allreduce).envs([
+        ("SLURM_JOB_ID", std::process::id().to_string().as_str()),
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_NTASKS", "2"),
+        ("SLURM_NNODES", "1"),
+        ("SLURM_NODEID", "0"),
+        ("SLURM_STEP_NODELIST", "localhost"),
+    ]);
+    lines_with(ranks, text, 2)
 }
 
 fn clients_on_our_server(setup: &Setup) -> Result<(), Failure> {

@@ -10,6 +10,7 @@ mod fuzz;
 mod interop;
 mod miri;
 mod shell;
+mod slurm;
 mod soak;
 mod test;
 mod train;

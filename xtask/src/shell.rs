@@ -23,6 +23,9 @@ pub(crate) fn target_dir() -> PathBuf {
     root().join(chosen.unwrap_or_else(|| "target".into()))
 }
 
+/// Names the packages that tests are built without, for the programs that they build themselves.
+pub(crate) const WITHOUT: &str = "PHALANX_WITHOUT";
+
 /// A command to run at the top of the work tree.
 pub(crate) struct Cmd(Command);
 

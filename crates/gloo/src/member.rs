@@ -242,7 +242,7 @@ impl Member {
         });
         place.elapsed = Some(elapsed);
         if let Some(cause) = self.broken() {
-            return Error::ended_by(&cause).at(place);
+            return Error::because(&cause).at(place);
         }
         let err = self.explain(err, u64::MAX).at(place.clone());
         let err = match peer {
@@ -252,7 +252,7 @@ impl Member {
         self.fail(err.clone());
         match self.broken() {
             // Somebody was faster.
-            Some(cause) if cause.message() != err.message() => Error::ended_by(&cause).at(place),
+            Some(cause) if cause.message() != err.message() => Error::because(&cause).at(place),
             _ => err,
         }
     }

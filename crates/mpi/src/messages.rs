@@ -279,7 +279,7 @@ impl Started {
             member.fail(err.clone());
         }
         let err = match member.broken() {
-            Some(cause) if cause.message() != err.message() => Error::ended_by(&cause).at(place),
+            Some(cause) if cause.message() != err.message() => Error::because(&cause).at(place),
             _ => err,
         };
         self.part.end(Err(err));

@@ -331,7 +331,9 @@ impl Shared {
             let broken = self.queue.lock().broken.clone();
             match broken {
                 // Interrupted: what broke the group is the reason.
-                Some(cause) if err.kind() == ErrorKind::Aborted => cause.at(err.place().clone()),
+                Some(cause) if err.kind() == ErrorKind::Aborted => {
+                    Error::because(&cause).at(err.place().clone())
+                }
                 _ => {
                     if !err.leaves_group_usable() {
                         self.fail(err.clone());

@@ -93,7 +93,7 @@ impl Pending {
 
     /// It will not come to an end because of `cause`.
     pub(crate) fn fail(self, cause: &Error, place: &Place) {
-        let err = Error::ended_by(cause).at(self.place(place));
+        let err = Error::because(cause).at(self.place(place));
         self.fail_as(err);
     }
 

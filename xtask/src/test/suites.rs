@@ -2,7 +2,7 @@
 
 use super::Args;
 use super::needs::{CLIPPY, GLOO, MPI, NAMESPACES, Need, RUSTFMT};
-use crate::shell::{Cmd, target_dir};
+use crate::shell::{Cmd, WITHOUT, target_dir};
 
 /// One line of the final table: what is run, and what must be there for it.
 pub(super) struct Suite {
@@ -28,10 +28,9 @@ pub(super) const SUITES: &[Suite] = &[
         about: "lints",
         quick: true,
         needs: &[CLIPPY],
-        commands: |_| {
-            let lints = ["--", "-D", "warnings"];
-            let clippy = Cmd::cargo().args(["clippy", "--workspace", "--all-targets"]);
-            vec![rust_alone(clippy).args(lints)]
+        commands: |args| {
+            let clippy = frameworks(args, workspace(args, "clippy"));
+            vec![clippy.args(["--all-targets", "--", "-D", "warnings"])]
         },
     },
     Suite {
@@ -39,11 +38,7 @@ pub(super) const SUITES: &[Suite] = &[
         about: "unit, multi-process and doc tests, bounded runs of the fuzz bodies",
         quick: true,
         needs: &[],
-        commands: |args| {
-            let left_out = if args.quick { NOT_QUICK } else { &[] };
-            let test = Cmd::cargo().args(["test", "--workspace", "--no-fail-fast"]);
-            vec![without(left_out, rust_alone(test))]
-        },
+        commands: |args| vec![workspace(args, "test").arg("--no-fail-fast")],
     },
     Suite {
         name: "features",
@@ -125,31 +120,50 @@ pub(super) const SUITES: &[Suite] = &[
         about: "documentation without warnings",
         quick: true,
         needs: &[],
-        commands: |_| {
-            let doc = Cmd::cargo().args(["doc", "--workspace", "--no-deps"]);
-            vec![rust_alone(doc).env("RUSTDOCFLAGS", "-D warnings")]
+        commands: |args| {
+            let doc = frameworks(args, workspace(args, "doc"));
+            vec![doc.arg("--no-deps").env("RUSTDOCFLAGS", "-D warnings")]
         },
     },
 ];
 
-/// The features of the facade that are Rust alone; a test keeps the list complete.
+/// A command of cargo's on the whole workspace, as far as it needs no C library; with `--quick` on what
+/// is quick to build.
+fn workspace(args: &Args, command: &str) -> Cmd {
+    let left_out = match args.quick {
+        false => C_PACKAGES.to_vec(),
+        true => [C_PACKAGES, NOT_QUICK].concat(),
+    };
+    let cargo = Cmd::cargo().args([command, "--workspace"]);
+    let excludes = left_out.iter().flat_map(|package| ["--exclude", package]);
+    cargo.args(excludes).env(WITHOUT, left_out.join(","))
+}
+
+/// The same with the facade's features for frameworks, unless the frameworks are left out. Only here:
+/// the facade alone with each of them would be a second set of features, and compile them again.
+fn frameworks(args: &Args, cargo: Cmd) -> Cmd {
+    match args.quick {
+        true => cargo,
+        false => FRAMEWORKS.iter().fold(cargo, |cargo, feature| {
+            cargo.args(["--features".into(), format!("phalanx/{feature}")])
+        }),
+    }
+}
+
+/// The features of the facade that are Rust alone; a test keeps the lists complete.
 const FEATURES: &[&str] = &["native", "reference"];
+const FRAMEWORKS: &[&str] = &["burn", "candle"];
 
 /// Packages that need a C library, each in a suite of its own, and the features that they are.
 const C_PACKAGES: &[&str] = &["gloo-sys", "phalanx-gloo", "phalanx-mpi"];
 
 /// Packages that `--quick` leaves out: those that need a training framework.
-const NOT_QUICK: &[&str] = &[];
-
-fn without(packages: &[&str], command: Cmd) -> Cmd {
-    let exclude = |command: Cmd, package: &&str| command.args(["--exclude", package]);
-    packages.iter().fold(command, exclude)
-}
-
-/// The workspace as far as it needs no C library.
-fn rust_alone(command: Cmd) -> Cmd {
-    without(C_PACKAGES, command)
-}
+const NOT_QUICK: &[&str] = &[
+    "phalanx-burn",
+    "phalanx-candle",
+    "phalanx-with-burn",
+    "phalanx-with-candle",
+];
 
 fn lint_facade(features: &str) -> Cmd {
     let facade = ["--package", "phalanx", "--lib", "--no-default-features"];
@@ -207,7 +221,9 @@ mod tests {
             .map(|(name, _)| name)
             .filter(|&name| name != "default")
             .collect();
-        let checked = |name: &&str| FEATURES.contains(name) || suites().contains(name);
+        let checked = |name: &&str| {
+            FEATURES.contains(name) || FRAMEWORKS.contains(name) || suites().contains(name)
+        };
         let unchecked: Vec<_> = names.iter().filter(|name| !checked(name)).collect();
         assert!(unchecked.is_empty(), "{unchecked:?}");
     }

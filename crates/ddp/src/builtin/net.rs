@@ -401,6 +401,7 @@ impl Net {
 
 impl Replica for Net {
     type Hooked = Net;
+    type Raw = Gradients;
     type Grads = Gradients;
 
     fn parameters(&self) -> Vec<ParamSpec> {

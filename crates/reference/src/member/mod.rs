@@ -310,7 +310,7 @@ impl State {
         match &self.phase {
             Phase::Open => Ok(()),
             Phase::Closed => Err(closed().at(place.clone())),
-            Phase::Broken(cause) => Err(Error::ended_by(cause).at(place.clone())),
+            Phase::Broken(cause) => Err(Error::because(cause).at(place.clone())),
         }
     }
 

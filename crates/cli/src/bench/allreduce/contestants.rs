@@ -8,10 +8,10 @@ use std::process::Command;
 use rustix::thread::{CpuSet, sched_getaffinity};
 
 use super::mpi::{self, Mpi};
-use super::namespaces::{self, Namespaces};
 use super::window::Dtype;
 use super::world::{Desk, World};
 use crate::Failure;
+use crate::bench::namespaces::{self, Namespaces};
 
 const TORCH_GLOO: &str = include_str!("competitors/allreduce_gloo.py");
 

@@ -2,7 +2,6 @@
 
 pub(crate) mod contestants;
 mod mpi;
-mod namespaces;
 pub(crate) mod rank;
 mod report;
 pub(crate) mod roof;
@@ -13,10 +12,10 @@ mod world;
 use std::path::PathBuf;
 
 use super::cache;
+use super::namespaces::Namespaces;
 use super::stats::percentile;
 use crate::Failure;
 use contestants::{Kind, Launcher};
-use namespaces::Namespaces;
 use report::{Comparison, Series};
 use window::{Answer, Dtype, Memory, Task, Window};
 use world::World;
