@@ -110,6 +110,28 @@ fn the_documented_table_is_what_the_backends_say() {
     }
 }
 
+#[cfg(feature = "mpi")]
+#[test]
+fn ranks_under_mpirun_need_no_store_and_no_address() {
+    use phalanx::prelude::*;
+
+    let world = world_for("mpi", 3);
+    let without = ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"];
+    let world = without
+        .into_iter()
+        .fold(world, |world, name| world.env_remove(name));
+    world.run(|ctx| {
+        let group = phalanx::init().unwrap();
+        assert_eq!((group.rank(), group.size()), (ctx.rank(), 3));
+        let mut values = [1.0f32];
+        group
+            .allreduce_in_place(&mut values, ReduceOp::Sum)
+            .unwrap();
+        assert_eq!(values, [3.0]);
+        group.shutdown().unwrap();
+    });
+}
+
 #[test]
 fn every_backend_of_the_facade_has_a_column() {
     let columns = documented();

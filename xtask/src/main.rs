@@ -9,6 +9,7 @@ mod cache;
 mod fuzz;
 mod interop;
 mod miri;
+mod mpich;
 mod shell;
 mod slurm;
 mod soak;

@@ -76,6 +76,44 @@ fn a_competitor_that_is_not_there_is_reported() {
     assert_eq!(missing("intelmpi"), "MPI has no bf16");
 }
 
+#[cfg(any(feature = "gloo", feature = "mpi"))]
+#[test]
+fn ours_on_c_libraries_take_part_beside_the_libraries_alone() {
+    let mut backends = vec!["native"];
+    if cfg!(feature = "gloo") {
+        backends.extend(["gloo", "libgloo"]);
+    }
+    if cfg!(feature = "mpi") {
+        backends.extend(["mpi", "openmpi"]);
+    }
+    let names = backends.join(",");
+    let args = [
+        "allreduce",
+        "--ranks",
+        "2",
+        "--sizes",
+        "4,1048576",
+        "--backends",
+        &names,
+    ];
+    let (lines, stderr, success) = bench(&args);
+    assert!(success, "{stderr}");
+    for name in backends {
+        let of = lines.iter().filter(|line| line["backend"] == name);
+        let of: Vec<_> = of.collect();
+        assert_eq!(of.len(), 2, "{name}: {stderr}");
+        for line in of {
+            assert_eq!(line["verified"], true, "{line}");
+            let compared = line["time_over_bare"].as_f64();
+            assert_eq!(
+                compared.is_some(),
+                ["gloo", "mpi"].contains(&name),
+                "{line}"
+            );
+        }
+    }
+}
+
 #[test]
 fn an_unknown_backend_is_named_with_the_known_ones() {
     let (lines, stderr, success) = bench(&["allreduce", "--backends", "nativ"]);

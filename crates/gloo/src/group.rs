@@ -17,9 +17,13 @@ use crate::connect;
 use crate::links::Service;
 use crate::member::{Domain, Member, Seat};
 
+/// Collectives of a group that may be on their way at the same time: their messages carry their
+/// numbers. As many as PyTorch's.
+const WORKERS: usize = 2;
+
 /// One rank of a group whose bytes the system's libgloo carries.
 ///
-/// Collectives run in a [`Lane`], one after the other; sends and receives go past it.
+/// Collectives run in a [`Lane`], two at a time; sends and receives go past it.
 ///
 /// May be used from many threads. Dropping it without a [`shutdown`](ProcessGroup::shutdown)
 /// aborts the group for its peers.
@@ -105,7 +109,8 @@ impl GlooGroup {
         let place = Place::of_group(&seat.name, seat.rank);
         let member = Member::join(domain, seat).map_err(|err| err.at(place.clone()))?;
         let engine = Arc::clone(&member) as Arc<dyn Engine>;
-        let lane = Arc::new(Lane::new(place, seat.timeout, engine));
+        let lane = Lane::with_workers(WORKERS, place, seat.timeout, engine);
+        let lane = Arc::new(lane);
         member.attach(&lane);
         Ok(Arc::new(Self {
             name: seat.name.clone(),

@@ -1,5 +1,6 @@
 //! One rank of one group: what it runs, what it is told, and how it ends.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -68,9 +69,11 @@ pub(crate) struct Member {
 }
 
 struct State {
-    /// Collectives that are finished here.
+    /// The first collective that is not finished here.
     finished: u64,
-    running: Option<u64>,
+    /// Later ones that are.
+    ahead: BTreeSet<u64>,
+    running: BTreeSet<u64>,
     /// From which collective on a rank takes no part, and why.
     left: Vec<Option<(u64, Error)>>,
     /// Who needs nothing more of the connections.
@@ -120,7 +123,8 @@ impl Member {
             lane: OnceLock::new(),
             state: Mutex::new(State {
                 finished: 0,
-                running: None,
+                ahead: BTreeSet::new(),
+                running: BTreeSet::new(),
                 left: vec![None; size],
                 past: vec![false; size],
                 said_past: false,
@@ -338,8 +342,8 @@ impl Member {
     /// closing the connections would take it away.
     pub(crate) fn look_around(&self) {
         let mut state = self.state.lock();
-        let seq = state.running.unwrap_or(0);
-        let mut needed = state.running.and_then(|seq| state.leaver(seq));
+        let mut running = state.running.iter();
+        let mut needed = running.find_map(|&seq| state.leaver(seq));
         if needed.is_none() {
             let left = state.left.iter().enumerate();
             let mut awaited =
@@ -354,7 +358,7 @@ impl Member {
         if !self.all_past(&state) && since.elapsed() < LINGER {
             return;
         }
-        tracing::debug!(target: "phalanx::gloo", "{:?} gives up #{seq}: {cause}", self.place);
+        tracing::debug!(target: "phalanx::gloo", "{:?} gives up: {cause}", self.place);
         state.quiet = true;
         drop(state);
         self.fail(cause);
@@ -420,6 +424,14 @@ impl Member {
 }
 
 impl State {
+    /// Collective `seq` is through.
+    fn finish(&mut self, seq: u64) {
+        self.ahead.insert(seq);
+        while self.ahead.remove(&self.finished) {
+            self.finished += 1;
+        }
+    }
+
     /// Why collective `seq` cannot be, if a rank has left before it.
     fn leaver(&self, seq: u64) -> Option<Error> {
         let mut left = self.left.iter().flatten();
@@ -436,7 +448,7 @@ impl Engine for Member {
             state.quiet = true;
             return Err(err);
         }
-        state.running = Some(turn.seq);
+        state.running.insert(turn.seq);
         drop(state);
         let round = Round {
             context: &self.context,
@@ -449,9 +461,9 @@ impl Engine for Member {
         };
         let result = round.run(call);
         let mut state = self.state.lock();
-        state.running = None;
+        state.running.remove(&turn.seq);
         if result.is_ok() {
-            state.finished = turn.seq + 1;
+            state.finish(turn.seq);
             self.say_past_if_so(state);
             return result;
         }
@@ -461,7 +473,7 @@ impl Engine for Member {
 
     fn interrupt(&self, cause: &Error) {
         let state = self.state.lock();
-        let (quiet, running) = (state.quiet, state.running.is_some());
+        let (quiet, running) = (state.quiet, !state.running.is_empty());
         drop(state);
         if !quiet {
             let notice = Notice::of(cause, self.rank());

@@ -183,6 +183,7 @@ fn with_c_library(feature: &str, packages: &[&str]) -> Vec<Cmd> {
     let crossing = ["--package", "phalanx-tests", "--features", feature];
     let crossing_tests = ["--test", "ddp_golden", "--test", "backends"];
     let program = ["--package", "phalanx-cli", "--features", feature];
+    let program_tests = ["--test", "bench_allreduce"];
     let lints = ["--", "-D", "warnings"];
     vec![
         on("clippy").arg("--all-targets").args(lints),
@@ -190,6 +191,7 @@ fn with_c_library(feature: &str, packages: &[&str]) -> Vec<Cmd> {
         Cmd::cargo().arg("clippy").args(program).args(lints),
         on("test").arg("--no-fail-fast"),
         Cmd::cargo().arg("test").args(crossing).args(crossing_tests),
+        Cmd::cargo().arg("test").args(program).args(program_tests),
         on("doc")
             .arg("--no-deps")
             .env("RUSTDOCFLAGS", "-D warnings"),

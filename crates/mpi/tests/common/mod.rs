@@ -12,11 +12,16 @@ use phalanx_testkit::{Rank, World};
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 pub(crate) const DEADLINE: Duration = Duration::from_secs(240);
 
+/// The launcher with its arguments, if it is not Open MPI's.
+const LAUNCHER_VAR: &str = "PHALANX_TEST_MPIRUN";
+
 /// Ranks that mpirun starts. More of them than cores, on one host, and as root if need be: what
 /// Open MPI would otherwise refuse.
 pub(crate) fn mpirun(size: usize) -> World {
+    let launcher = std::env::var(LAUNCHER_VAR);
+    let launcher = launcher.unwrap_or_else(|_| "mpirun -n {n} --oversubscribe".into());
     World::new(size)
-        .launcher(["mpirun", "-n", "{n}", "--oversubscribe"])
+        .launcher(launcher.split(' '))
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
         .env("OMPI_MCA_mpi_yield_when_idle", "1")
