@@ -18,15 +18,35 @@ const POLITENESS: Duration = Duration::from_millis(500);
 /// How long memory is kept for a device that does not let go of it, before it is given up.
 const DRAIN: Duration = Duration::from_secs(10);
 
-/// One communicator: of all ranks, or of this rank and a peer. Each has a stream of its own, so
-/// that what waits for one peer holds nobody else up.
+/// Whom a communicator connects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Line {
+    /// All ranks.
+    All,
+    /// This rank as rank 0, and the one that it sends to as rank 1.
+    To(usize),
+    /// The rank that this one receives from as rank 0, and this one as rank 1.
+    From(usize),
+}
+
+impl Line {
+    /// The other end of messages.
+    pub(crate) fn peer(self) -> Option<usize> {
+        match self {
+            Self::All => None,
+            Self::To(peer) | Self::From(peer) => Some(peer),
+        }
+    }
+}
+
+/// One communicator: of all ranks, or for messages in one direction. Each has a stream of its own,
+/// so that what waits for a peer holds up nothing else, not even an answer to it.
 ///
 /// The communicator is made in a thread of its own when it is first needed; operations queue up
 /// meanwhile. From then on callers issue operations themselves.
 #[derive(Debug)]
 pub(crate) struct Channel {
-    /// None: all ranks.
-    pub(crate) peer: Option<usize>,
+    pub(crate) line: Line,
     device: Arc<Device>,
     stream: Stream,
     comm: OnceLock<Comm>,
@@ -69,13 +89,9 @@ pub(crate) enum Finding {
 }
 
 impl Channel {
-    pub(crate) fn new(
-        peer: Option<usize>,
-        device: &Arc<Device>,
-        high_priority: bool,
-    ) -> Result<Arc<Self>> {
+    pub(crate) fn new(line: Line, device: &Arc<Device>, high_priority: bool) -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
-            peer,
+            line,
             device: Arc::clone(device),
             stream: Stream::new(device, high_priority)?,
             comm: OnceLock::new(),
@@ -293,11 +309,13 @@ impl Inner {
 }
 
 /// What an operation ends with at its timeout.
-pub(crate) fn late(op: &Op, peer: Option<usize>) -> Error {
+pub(crate) fn late(op: &Op, line: Line) -> Error {
     let limit = op.timeout.as_secs_f64();
-    let what = match peer {
-        Some(peer) => format!("rank {peer} did not take part within {limit:.1} s"),
-        None => format!("not finished within {limit:.1} s; does every rank call it?"),
+    let peer = line.peer();
+    let what = match line {
+        Line::To(peer) => format!("rank {peer} did not receive within {limit:.1} s"),
+        Line::From(peer) => format!("rank {peer} did not send within {limit:.1} s"),
+        Line::All => format!("not finished within {limit:.1} s; does every rank call it?"),
     };
     let err = Error::new(ErrorKind::Timeout, what);
     match peer {

@@ -13,10 +13,10 @@ use phalanx_pg::{
 };
 
 use crate::board::Board;
-use crate::channel::{Channel, Job};
+use crate::channel::{Channel, Job, Line};
 use crate::comm::{Comm, failure};
 use crate::driver::{Device, Event};
-use crate::memory;
+use crate::memory::{self, Home};
 use crate::op::{Op, buffers};
 use crate::options::Options;
 use crate::step::{Step, Translator};
@@ -31,15 +31,16 @@ pub(crate) struct Core {
     pub(crate) options: Options,
     pub(crate) nccl: &'static Nccl,
     pub(crate) device: Arc<Device>,
+    pub(crate) home: Arc<Home>,
     pub(crate) board: Board,
     translator: Translator,
     /// The number of the next collective; held while one is issued, so that all are in order.
     order: Mutex<u64>,
-    /// What barriers reduce. Before the channels: it is freed on a stream that outlives them.
+    /// What barriers reduce.
     token: OnceLock<Buffer>,
     collectives: Arc<Channel>,
-    /// By peer.
-    pairs: Mutex<BTreeMap<usize, Arc<Channel>>>,
+    /// For messages.
+    lines: Mutex<BTreeMap<Line, Arc<Channel>>>,
     /// The first cause.
     broken: OnceLock<Cause>,
     closed: AtomicBool,
@@ -85,12 +86,13 @@ impl Core {
             options: options.clone(),
             nccl,
             device: Arc::clone(device),
+            home: Home::new(device, options.stream)?,
             board,
-            translator: Translator::new(nccl, rank, size),
+            translator: Translator::new(nccl, size),
             order: Mutex::new(0),
             token: OnceLock::new(),
-            collectives: Channel::new(None, device, options.high_priority)?,
-            pairs: Mutex::default(),
+            collectives: Channel::new(Line::All, device, options.high_priority)?,
+            lines: Mutex::default(),
             broken: OnceLock::new(),
             closed: AtomicBool::new(false),
             bell: Mutex::default(),
@@ -100,8 +102,8 @@ impl Core {
 
     /// All channels there are.
     pub(crate) fn channels(&self) -> Vec<Arc<Channel>> {
-        let pairs = self.pairs.lock();
-        let all = std::iter::once(&self.collectives).chain(pairs.values());
+        let lines = self.lines.lock();
+        let all = std::iter::once(&self.collectives).chain(lines.values());
         all.cloned().collect()
     }
 
@@ -112,7 +114,8 @@ impl Core {
     /// Number of collectives that have ended here.
     pub(crate) fn finished(&self) -> u64 {
         let issued = *self.order.lock();
-        issued.saturating_sub(self.collectives.outstanding() as u64)
+        let (outstanding, _) = self.collectives.look();
+        issued.saturating_sub(outstanding as u64)
     }
 
     pub(crate) fn cause(&self) -> Option<&Cause> {
@@ -257,22 +260,22 @@ impl Core {
             Call::Batch(calls) => calls.as_slice(),
             _ => single,
         };
-        let mut by_peer: BTreeMap<usize, Vec<Step>> = BTreeMap::new();
+        let mut by_line: BTreeMap<Line, Vec<Step>> = BTreeMap::new();
         for message in messages {
-            let (peer, step) = self.translator.message(message)?;
+            let (line, step) = self.translator.message(message)?;
             if let Some(step) = step {
-                by_peer.entry(peer).or_default().push(step);
+                by_line.entry(line).or_default().push(step);
             }
         }
-        let channels: Result<Vec<_>> = by_peer.keys().map(|&peer| self.pair(peer)).collect();
+        let channels: Result<Vec<_>> = by_line.keys().map(|&line| self.line(line)).collect();
         let channels = channels?;
         channels
             .iter()
             .try_for_each(|channel| self.check_room(channel))?;
         let timeout = options.timeout.unwrap_or(self.timeout);
-        let parts = by_peer.len();
+        let parts = by_line.len();
         let op = Op::new(call, parts, place, timeout, &self.device, streams);
-        for (part, (channel, steps)) in channels.iter().zip(by_peer.into_values()).enumerate() {
+        for (part, (channel, steps)) in channels.iter().zip(by_line.into_values()).enumerate() {
             let job = Job {
                 op: Arc::clone(&op),
                 part,
@@ -311,7 +314,7 @@ impl Core {
 
     fn barrier_steps(&self) -> Result<Vec<Step>> {
         if self.token.get().is_none() {
-            let token = memory::allocate(&self.device, DType::F32, 1, self.options.stream)?;
+            let token = memory::allocate(&self.device, DType::F32, 1, &self.home)?;
             // It must be there before another stream uses it; this happens once.
             let mut host = Buffer::zeroed(DType::F32, 1);
             memory::copy(&self.device, &token, &mut host, 0)?;
@@ -321,14 +324,14 @@ impl Core {
         self.translator.in_place_sum(token)
     }
 
-    /// The channel to a peer.
-    fn pair(&self, peer: usize) -> Result<Arc<Channel>> {
-        let mut pairs = self.pairs.lock();
-        if let Some(channel) = pairs.get(&peer) {
+    /// The channel for messages to or from a rank.
+    fn line(&self, line: Line) -> Result<Arc<Channel>> {
+        let mut lines = self.lines.lock();
+        if let Some(channel) = lines.get(&line) {
             return Ok(Arc::clone(channel));
         }
-        let channel = Channel::new(Some(peer), &self.device, self.options.high_priority)?;
-        pairs.insert(peer, Arc::clone(&channel));
+        let channel = Channel::new(line, &self.device, self.options.high_priority)?;
+        lines.insert(line, Arc::clone(&channel));
         Ok(channel)
     }
 
@@ -368,13 +371,15 @@ impl Core {
     fn connect(&self, channel: &Channel) -> Result<()> {
         self.device.bind()?;
         let patience = || self.patience(Instant::now(), Duration::MAX);
-        let (mut ids, rank, size) = match channel.peer {
-            None => (self.collective_ids(&patience)?, self.rank, self.size),
-            Some(peer) => {
-                let (low, high) = (self.rank.min(peer), self.rank.max(peer));
-                let key = format!("{low}:{high}");
-                let rank = usize::from(self.rank == high);
-                (vec![self.id(&key, rank == 0, &patience)?], rank, 2)
+        let (mut ids, rank, size) = match channel.line {
+            Line::All => (self.collective_ids(&patience)?, self.rank, self.size),
+            Line::To(peer) => {
+                let key = format!("{}:{peer}", self.rank);
+                (vec![self.id(&key, true, &patience)?], 0, 2)
+            }
+            Line::From(peer) => {
+                let key = format!("{peer}:{}", self.rank);
+                (vec![self.id(&key, false, &patience)?], 1, 2)
             }
         };
         let comm = Comm::join(self.nccl, &mut ids, rank, size, &patience)?;

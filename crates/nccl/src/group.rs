@@ -201,7 +201,7 @@ impl ProcessGroup for NcclGroup {
     fn allocate(&self, device: Where, dtype: DType, len: usize) -> Result<Buffer> {
         let own = Where::Cuda(self.core.device.ordinal);
         let allocated = match device == own {
-            true => memory::allocate(&self.core.device, dtype, len, self.core.options.stream),
+            true => memory::allocate(&self.core.device, dtype, len, &self.core.home),
             false => Err(Error::unsupported(format!(
                 "nccl has no memory on {device}, the group's device is {own}"
             ))),
@@ -278,6 +278,7 @@ impl Drop for NcclGroup {
         }
         if core.cause().is_none() {
             tracing::debug!("group {:?} is dropped without a shutdown", self.name);
+            let _ = core.device.bind();
             if let Err(err) = core.board.leave(core.finished()) {
                 tracing::debug!("the others could not be told: {err}");
             }

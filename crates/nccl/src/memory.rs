@@ -6,12 +6,37 @@ use std::sync::Arc;
 use cudarc::driver::{result, sys};
 use phalanx_pg::{Buffer, DType, Device as Place, Error, RawStream, Result, check_copy};
 
-use crate::driver::{Device, check};
+use crate::driver::{Device, Stream, check};
+
+/// The stream on which a group's memory is ready and freed.
+#[derive(Debug)]
+pub(crate) enum Home {
+    /// Of the group's own; lives as long as memory on it.
+    Own(Stream),
+    /// Of the program's.
+    Given(RawStream),
+}
+
+impl Home {
+    pub(crate) fn new(device: &Arc<Device>, given: Option<RawStream>) -> Result<Arc<Self>> {
+        Ok(Arc::new(match given {
+            Some(stream) => Self::Given(stream),
+            None => Self::Own(Stream::new(device, false)?),
+        }))
+    }
+
+    pub(crate) fn raw(&self) -> RawStream {
+        match self {
+            Self::Own(stream) => stream.raw(),
+            Self::Given(stream) => *stream,
+        }
+    }
+}
 
 /// Memory that [`allocate`] took; freed on its stream, behind everything that uses it there.
 struct Allocation {
     address: u64,
-    stream: RawStream,
+    home: Arc<Home>,
     device: Arc<Device>,
 }
 
@@ -22,7 +47,7 @@ impl Drop for Allocation {
             // runs on another stream has been waited for by this one: that is what `Work::wait`
             // does before it hands a buffer over.
             check("cuMemFreeAsync", unsafe {
-                result::free_async(self.address, self.stream as sys::CUstream)
+                result::free_async(self.address, self.home.raw() as sys::CUstream)
             })
         });
         if let Err(err) = freed {
@@ -31,14 +56,15 @@ impl Drop for Allocation {
     }
 }
 
-/// Zeroed device memory, to be used on `stream`.
+/// Zeroed device memory, to be used on `home`.
 pub(crate) fn allocate(
     device: &Arc<Device>,
     dtype: DType,
     len: usize,
-    stream: RawStream,
+    home: &Arc<Home>,
 ) -> Result<Buffer> {
     device.bind()?;
+    let stream = home.raw();
     let bytes = len
         .checked_mul(dtype.size())
         .ok_or_else(|| Error::invalid("the length overflows"))?;
@@ -49,13 +75,13 @@ pub(crate) fn allocate(
             Buffer::from_raw(NonNull::dangling(), dtype, 0, place, stream, Box::new(()))
         });
     }
-    // SAFETY: the stream is one of this device; see `options.rs` for where it comes from.
+    // SAFETY: the stream is one of this device; the group's own, or the program's word.
     let address = check("cuMemAllocAsync", unsafe {
         result::malloc_async(stream as sys::CUstream, bytes)
     })?;
     let allocation = Allocation {
         address,
-        stream,
+        home: Arc::clone(home),
         device: Arc::clone(device),
     };
     // SAFETY: just allocated, with this many bytes, on this stream.

@@ -109,7 +109,7 @@ impl Op {
             return Ok(true);
         }
         let over = cell.parts[part].look()?;
-        self.end_if_reached(cell);
+        drop(self.end_if_reached(cell));
         Ok(over)
     }
 

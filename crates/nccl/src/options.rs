@@ -19,9 +19,15 @@ pub struct Options {
     pub eager: bool,
     /// Runs communication on streams of high priority.
     pub high_priority: bool,
-    /// The stream on which memory from `allocate` is ready and freed; the legacy default stream
-    /// if nothing is said. Not the per-thread stream: memory may be dropped on any thread.
-    pub stream: RawStream,
+    /// The stream on which memory from `allocate` is ready and freed: the one that the program
+    /// computes on. By default every group has one of its own, see [`Buffer::stream`]. Not the
+    /// per-thread default stream: memory may be dropped on any thread.
+    ///
+    /// A stream that several groups share ties them to each other: what waits for one group's
+    /// operation there holds up what is put behind it.
+    ///
+    /// [`Buffer::stream`]: phalanx_pg::Buffer::stream
+    pub stream: Option<RawStream>,
     /// From this many ranks on several of them hand out ids, as PyTorch does
     /// (`TORCH_NCCL_RANKS_PER_ROOT`).
     pub ranks_per_root: usize,
@@ -36,7 +42,7 @@ impl Default for Options {
             device: None,
             eager: false,
             high_priority: false,
-            stream: 0,
+            stream: None,
             ranks_per_root: 128,
             tear_down: false,
         }
@@ -47,7 +53,7 @@ impl Options {
     /// Refuses what cannot work.
     pub(crate) fn check(&self) -> Result<(), &'static str> {
         match (self.stream, self.ranks_per_root) {
-            (PER_THREAD, _) => Err("memory cannot be bound to the per-thread default stream"),
+            (Some(PER_THREAD), _) => Err("memory cannot be bound to the per-thread default stream"),
             (_, 0) => Err("at least one rank per root is needed"),
             _ => Ok(()),
         }

@@ -6,6 +6,8 @@ use half::{bf16, f16};
 use nccl_sys::*;
 use phalanx_pg::{Buffer, Call, DType, Error, ReduceOp, Result, explicit_counts};
 
+use crate::channel::Line;
+
 /// `ncclAlltoAll`, where the library has it.
 type AllToAllFn = unsafe extern "C" fn(
     *const c_void,
@@ -179,7 +181,6 @@ fn premul(factor: f64, dtype: ncclDataType_t) -> Option<Operator> {
 /// Turns calls into steps for one rank of a group.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Translator {
-    pub(crate) rank: usize,
     pub(crate) size: usize,
     /// From 2.28 on; older libraries do these by sends and receives.
     pub(crate) alltoall: Option<AllToAllFn>,
@@ -244,10 +245,9 @@ impl Range {
 }
 
 impl Translator {
-    pub(crate) fn new(nccl: &Nccl, rank: usize, size: usize) -> Self {
+    pub(crate) fn new(nccl: &Nccl, size: usize) -> Self {
         let has = nccl.version >= 22800;
         Self {
-            rank,
             size,
             alltoall: nccl.ncclAlltoAll.filter(|_| has),
             gather: nccl.ncclGather.filter(|_| has),
@@ -460,17 +460,15 @@ impl Translator {
         Ok(steps)
     }
 
-    /// The step of a send or receive on the communicator of this rank and its peer, where the
-    /// lower rank is 0.
-    pub(crate) fn message(&self, call: &Call) -> Result<(usize, Option<Step>)> {
-        let other = |peer: usize| usize::from(peer > self.rank);
+    /// The step of a send or receive, and the communicator that it is for.
+    pub(crate) fn message(&self, call: &Call) -> Result<(Line, Option<Step>)> {
         match call {
-            Call::Send { data, peer, .. } => Ok((*peer, Range::of(data)?.send(other(*peer)))),
+            Call::Send { data, peer, .. } => Ok((Line::To(*peer), Range::of(data)?.send(1))),
             Call::Recv {
                 buf,
                 peer: Some(peer),
                 ..
-            } => Ok((*peer, Range::of(buf)?.recv(other(*peer)))),
+            } => Ok((Line::From(*peer), Range::of(buf)?.recv(0))),
             other => {
                 let what = format!("nccl has no such {}", other.kind());
                 Err(Error::unsupported(what))

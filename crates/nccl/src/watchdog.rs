@@ -87,7 +87,7 @@ impl Watchdog {
             match finding {
                 None => {}
                 Some(Finding::Late(op)) => {
-                    let err = late(&op, channel.peer).at(op.place.clone());
+                    let err = late(&op, channel.line).at(op.place.clone());
                     core.fail(err, true);
                 }
                 Some(Finding::Failed(err)) => core.fail(err, true),
@@ -127,7 +127,7 @@ impl Watchdog {
             };
             let mut channels = core.channels().into_iter();
             let hopeless = channels.any(|channel| {
-                let concerned = channel.peer.is_none_or(|peer| peer == rank);
+                let concerned = channel.line.peer().is_none_or(|peer| peer == rank);
                 concerned && channel.first().is_some_and(|op| needs(&op))
             });
             if hopeless {
@@ -145,8 +145,8 @@ fn gone(rank: usize) -> Error {
 /// Ends a broken group: the others are told, operations fail, communicators are aborted, memory is
 /// freed when the device has let go of it.
 fn tear_down(core: &Arc<Core>, cause: &Cause) {
-    tracing::warn!("{}", cause.error);
     if cause.own {
+        tracing::warn!("{}", cause.error);
         tell(core, &cause.error);
     }
     let _ = core.device.bind();

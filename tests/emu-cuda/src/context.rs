@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::Mutex;
 
 use crate::code::{INVALID_CONTEXT, INVALID_DEVICE, NOT_INITIALIZED, Result};
-use crate::event::Event;
+use crate::event::{Event, Mark};
 use crate::handles::Handles;
 use crate::memory;
 use crate::stream::Stream;
@@ -145,10 +145,9 @@ pub(crate) fn enqueue(stream: &Arc<Stream>, job: impl FnOnce() -> Result<()> + S
         (false, false) => Vec::new(),
     };
     for other in before {
-        let join = Event::new(0);
-        join.record_plainly(&other);
+        let join = Mark::put_on(&other);
         stream.push(move || {
-            join.wait(1);
+            join.wait();
             Ok(())
         });
     }

@@ -13,80 +13,72 @@ use crate::stream::Stream;
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: c_uint = 2;
 
-/// Each recording is a generation; who waits, waits for the newest one at that moment, and later
-/// recordings change nothing about it.
+/// Stands for its newest mark. Who waits, waits for the mark that is the newest at that moment;
+/// later ones, also on other streams, change nothing about it.
 pub(crate) struct Event {
     timed: bool,
-    state: Mutex<State>,
+    newest: Mutex<Arc<Mark>>,
+}
+
+/// One place on a stream.
+#[derive(Default)]
+pub(crate) struct Mark {
+    reached: Mutex<Option<Instant>>,
     changed: Condvar,
 }
 
-#[derive(Default)]
-struct State {
-    recorded: u64,
-    reached: u64,
-    at: Option<Instant>,
+impl Mark {
+    /// Marks the end of what is on a stream now, without the joins that default streams make.
+    pub(crate) fn put_on(stream: &Stream) -> Arc<Self> {
+        let mark = Arc::new(Self::default());
+        let placed = Arc::clone(&mark);
+        stream.push(move || {
+            placed.reach();
+            Ok(())
+        });
+        mark
+    }
+
+    fn reach(&self) {
+        *self.reached.lock() = Some(Instant::now());
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn wait(&self) {
+        let mut reached = self.reached.lock();
+        while reached.is_none() {
+            self.changed.wait(&mut reached);
+        }
+    }
 }
 
 impl Event {
+    /// One that was never recorded counts as reached.
     pub(crate) fn new(flags: c_uint) -> Arc<Self> {
+        let mark = Mark::default();
+        mark.reach();
         Arc::new(Self {
             timed: flags & DISABLE_TIMING == 0,
-            state: Mutex::default(),
-            changed: Condvar::new(),
+            newest: Mutex::new(Arc::new(mark)),
         })
     }
 
     /// Marks the end of what is on the stream now.
-    pub(crate) fn record(self: &Arc<Self>, stream: &Arc<Stream>) -> u64 {
-        let generation = {
-            let mut state = self.state.lock();
-            state.recorded += 1;
-            state.recorded
-        };
-        let event = Arc::clone(self);
+    pub(crate) fn record(&self, stream: &Arc<Stream>) {
+        let mark = Arc::new(Mark::default());
+        *self.newest.lock() = Arc::clone(&mark);
         context::enqueue(stream, move || {
-            event.reach(generation);
-            Ok(())
-        });
-        generation
-    }
-
-    /// As [`record`](Event::record), for the joins that default streams make by themselves.
-    pub(crate) fn record_plainly(self: &Arc<Self>, stream: &Stream) {
-        self.state.lock().recorded = 1;
-        let event = Arc::clone(self);
-        stream.push(move || {
-            event.reach(1);
+            mark.reach();
             Ok(())
         });
     }
 
-    fn reach(&self, generation: u64) {
-        let mut state = self.state.lock();
-        if generation > state.reached {
-            state.reached = generation;
-            state.at = Some(Instant::now());
-        }
-        drop(state);
-        self.changed.notify_all();
-    }
-
-    /// The newest recording; none if it has never been recorded.
-    pub(crate) fn newest(&self) -> u64 {
-        self.state.lock().recorded
-    }
-
-    pub(crate) fn wait(&self, generation: u64) {
-        let mut state = self.state.lock();
-        while state.reached < generation {
-            self.changed.wait(&mut state);
-        }
+    pub(crate) fn newest(&self) -> Arc<Mark> {
+        Arc::clone(&self.newest.lock())
     }
 
     pub(crate) fn query(&self) -> Result<()> {
-        let state = self.state.lock();
-        match state.reached >= state.recorded {
+        match self.newest().reached.lock().is_some() {
             true => Ok(()),
             false => Err(NOT_READY),
         }
@@ -96,7 +88,7 @@ impl Event {
         if !self.timed || !end.timed {
             return Err(INVALID_HANDLE);
         }
-        let (from, to) = (self.state.lock().at, end.state.lock().at);
+        let (from, to) = (*self.newest().reached.lock(), *end.newest().reached.lock());
         let (from, to) = from.zip(to).ok_or(NOT_READY)?;
         Ok(to.saturating_duration_since(from))
     }

@@ -1,7 +1,6 @@
 //! Streams and events.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::Arc;
 
 use crate::code::{INVALID_VALUE, NOT_SUPPORTED, answer};
 use crate::context::{self, EVENTS, STREAMS, primary};
@@ -82,9 +81,9 @@ extern "C" fn cuStreamBeginCapture_v2(_stream: *mut c_void, _mode: c_uint) -> c_
 extern "C" fn cuStreamWaitEvent(stream: *mut c_void, event: *mut c_void, _flags: c_uint) -> c_int {
     answer(|| {
         let (stream, event) = (context::stream(stream)?, EVENTS.get(event)?);
-        let generation = event.newest();
+        let mark = event.newest();
         context::enqueue(&stream, move || {
-            event.wait(generation);
+            mark.wait();
             Ok(())
         });
         Ok(())
@@ -136,7 +135,7 @@ extern "C" fn cuEventDestroy_v2(event: *mut c_void) -> c_int {
 #[unsafe(no_mangle)]
 extern "C" fn cuEventRecord(event: *mut c_void, stream: *mut c_void) -> c_int {
     answer(|| {
-        let event: Arc<Event> = EVENTS.get(event)?;
+        let event = EVENTS.get(event)?;
         event.record(&context::stream(stream)?);
         Ok(())
     })
@@ -150,8 +149,7 @@ extern "C" fn cuEventQuery(event: *mut c_void) -> c_int {
 #[unsafe(no_mangle)]
 extern "C" fn cuEventSynchronize(event: *mut c_void) -> c_int {
     answer(|| {
-        let event = EVENTS.get(event)?;
-        event.wait(event.newest());
+        EVENTS.get(event)?.newest().wait();
         Ok(())
     })
 }

@@ -1,14 +1,17 @@
 //! The backend on the emulated device: real processes, no GPU.
+//!
+//! What these show is the backend's own order, ownership and handling of faults, against our
+//! reading of CUDA's and NCCL's documentation (`tests/emu-cuda`, `tests/emu-nccl`).
 
-mod common;
+mod device;
+mod suite;
 
-use common::{Emulator, connect, download, upload};
+use device::{Emulator, connect, download, upload};
 use phalanx_pg::{ProcessGroupExt, ReduceOp};
 
 #[test]
 fn emu_ranks_sum_their_values() {
-    let emulator = Emulator::new();
-    emulator.world(2).run(|rank| {
+    Emulator::new().world(2).run(|rank| {
         let group = connect(rank);
         let mine = upload(&*group, &[rank.rank() as f32 + 1.0; 4]);
         let sum = group
