@@ -33,6 +33,9 @@ pub(crate) struct Args {
     only: Option<String>,
 }
 
+/// What rank 0 of an example with digits ends with.
+const SAME_PARAMETERS: &str = "ranks 2, identical parameters sha256";
+
 /// One test: a name, and what it runs.
 type Test = (&'static str, fn(&Setup) -> Result<(), Failure>);
 
@@ -64,10 +67,19 @@ const TESTS: &[Test] = &[
         lines_with(torchrun, "of 2: [1.0, 2.0]", 2)
     }),
     ("training with ddp under torchrun", |setup| {
-        let digits = setup.built.join("examples/digits");
-        let mut torchrun = command(&setup.python);
-        torchrun.args(TORCHRUN).arg(digits).args(["--epochs", "2"]);
-        lines_with(torchrun, "ranks 2, identical parameters sha256", 1)
+        setup.trains("digits", &["--epochs", "2"], SAME_PARAMETERS)
+    }),
+    ("training with burn under torchrun", |setup| {
+        setup.build_example("burn_digits")?;
+        setup.build_example("burn_chars")?;
+        setup.trains("burn_digits", &["--epochs", "1"], SAME_PARAMETERS)?;
+        setup.trains("burn_chars", &["--steps", "3"], "step 3 of 3")
+    }),
+    ("training with candle under torchrun", |setup| {
+        setup.build_example("candle_digits")?;
+        setup.build_example("candle_chars")?;
+        setup.trains("candle_digits", &["--epochs", "1"], SAME_PARAMETERS)?;
+        setup.trains("candle_chars", &["--steps", "3"], "step 3 of 3")
     }),
     ("the readme's program under srun", under_srun),
     ("pytorch ranks train under phalanx run", |setup| {
@@ -256,6 +268,23 @@ impl Setup {
     }
 
     /// Two ranks of the example `meet`; `attempts` is how often they should have met.
+    /// Builds an example that takes long and that not every run needs.
+    fn build_example(&self, example: &str) -> Result<(), Failure> {
+        let build = Cmd::cargo().args(["build", "--workspace", "--example", example]);
+        match build.status()?.success() {
+            true => Ok(()),
+            false => Err(format!("{example} does not build").into()),
+        }
+    }
+
+    /// Two ranks of an example under torchrun; one of them prints a line with `expected`.
+    fn trains(&self, example: &str, args: &[&str], expected: &str) -> Result<(), Failure> {
+        let mut torchrun = command(&self.python);
+        let program = self.built.join("examples").join(example);
+        torchrun.args(TORCHRUN).arg(program).args(args);
+        lines_with(torchrun, expected, 1)
+    }
+
     fn torchrun(&self, flags: &[&str], args: &[&str], attempts: usize) -> Result<(), Failure> {
         let mut torchrun = command(&self.python);
         torchrun

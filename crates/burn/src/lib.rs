@@ -62,3 +62,7 @@ pub use model::BurnModel;
 pub use seed::seed_rank;
 
 pub use phalanx_ddp::{DdpConfig, Error, Result};
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/burn.md")]
+mod page {}

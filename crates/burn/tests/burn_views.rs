@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,8 +24,11 @@ use phalanx_testkit::World;
 #[derive(Debug)]
 struct Lender {
     inner: Arc<dyn ProcessGroup>,
-    lent: Arc<Mutex<Vec<std::ops::Range<usize>>>>,
+    lent: Arc<Lent>,
 }
+
+/// Addresses.
+type Lent = Mutex<Vec<Range<usize>>>;
 
 impl ProcessGroup for Lender {
     fn rank(&self) -> usize {
@@ -83,10 +87,7 @@ impl ProcessGroup for Lender {
     }
 }
 
-fn lender() -> (
-    Arc<dyn ProcessGroup>,
-    Arc<Mutex<Vec<std::ops::Range<usize>>>>,
-) {
+fn lender() -> (Arc<dyn ProcessGroup>, Arc<Lent>) {
     let lent = Arc::default();
     let group = Lender {
         inner: alone(),
@@ -124,7 +125,7 @@ fn gradients_are_in_the_buckets_memory() {
         let grads = step(&mut ddp, number);
         let lent = lent.lock();
         for (place, values) in places(ddp.model(), &grads) {
-            let inside = |range: &std::ops::Range<usize>| range.contains(&place);
+            let inside = |range: &Range<usize>| range.contains(&place);
             assert!(lent.iter().any(inside), "a gradient was copied");
             assert!(values.iter().any(|value| *value != 0.0));
         }

@@ -71,3 +71,7 @@ pub use optim::{AdamW, Sgd};
 pub use parameters::{Parameters, Vars, Wanted};
 
 pub use phalanx_ddp::{DdpConfig, Error, Result};
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/candle.md")]
+mod page {}

@@ -127,9 +127,12 @@ impl ProcessGroup for ByDevice {
             calls: cpu.calls.union(cuda.calls),
             dtypes: cpu.dtypes.union(cuda.dtypes),
             ops: cpu.ops.union(cuda.ops),
+            lacks: &[],
             cpu: cpu.cpu,
             cuda: cuda.cuda,
             recv_any: cpu.recv_any || cuda.recv_any,
+            tags: cpu.tags || cuda.tags,
+            fixed_order: cpu.fixed_order && cuda.fixed_order,
             abort: cpu.abort && cuda.abort,
             on_peer_death: worst.unwrap_or(PeerDeath::Error),
         }
@@ -141,6 +144,15 @@ impl ProcessGroup for ByDevice {
 
     fn allocate(&self, device: Device, dtype: DType, len: usize) -> Result<Buffer> {
         self.backend_for(kind(device)).allocate(device, dtype, len)
+    }
+
+    fn copy(&self, from: &Buffer, to: &mut Buffer, at: usize) -> Result<()> {
+        // The backend for devices also knows the way to and from the host.
+        let device = match (kind(from.device()), kind(to.device())) {
+            (Kind::Cpu, Kind::Cpu) => Kind::Cpu,
+            _ => Kind::Cuda,
+        };
+        self.backend_for(device).copy(from, to, at)
     }
 
     fn submit(&self, call: Call, options: &CallOptions) -> Result<RawWork> {

@@ -58,6 +58,10 @@ impl<G: ProcessGroup + ?Sized> ProcessGroup for Configured<'_, G> {
         self.group.allocate(device, dtype, len)
     }
 
+    fn copy(&self, from: &Buffer, to: &mut Buffer, at: usize) -> Result<()> {
+        self.group.copy(from, to, at)
+    }
+
     /// A call's own options go before those of `with`.
     fn submit(&self, call: Call, options: &CallOptions) -> Result<RawWork> {
         let options = CallOptions {

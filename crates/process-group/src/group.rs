@@ -81,6 +81,20 @@ pub trait ProcessGroup: Send + Sync + fmt::Debug {
         }
     }
 
+    /// Copies all of `from` into `to` from element `at` on; for memory that the host cannot reach.
+    /// Local, never a collective call.
+    ///
+    /// In the order of the buffers' streams: it sees what was put on `from`'s stream before, and
+    /// what is put on `to`'s stream later sees it. To host memory it is done when this returns.
+    /// From host memory, the caller may reuse the memory when this returns.
+    fn copy(&self, from: &Buffer, to: &mut Buffer, at: usize) -> Result<()> {
+        check_copy(from, to, at)?;
+        let (start, len) = (at * to.dtype().size(), from.byte_len());
+        let source = from.as_bytes()?;
+        to.as_bytes_mut()?[start..start + len].copy_from_slice(source);
+        Ok(())
+    }
+
     /// Starts an operation. The call has been validated against rank, size and capabilities.
     fn submit(&self, call: Call, options: &CallOptions) -> Result<RawWork>;
 
@@ -101,6 +115,22 @@ pub trait ProcessGroup: Send + Sync + fmt::Debug {
     fn sequence(&self) -> u64;
 }
 
+/// Whether `from` fits into `to` from element `at` on, for backends that
+/// [`copy`](ProcessGroup::copy).
+pub fn check_copy(from: &Buffer, to: &Buffer, at: usize) -> Result<()> {
+    if from.dtype() != to.dtype() {
+        let what = format!("a copy from {} to {}", from.dtype(), to.dtype());
+        return Err(Error::invalid(what));
+    }
+    let end = at.checked_add(from.len());
+    if end.is_none_or(|end| end > to.len()) {
+        let (len, room) = (from.len(), to.len());
+        let what = format!("{len} elements do not fit into {room} from element {at} on");
+        return Err(Error::invalid(what));
+    }
+    Ok(())
+}
+
 /// What a backend can do.
 ///
 /// `Copy` and small: it is asked before every operation.
@@ -113,12 +143,20 @@ pub struct Capabilities {
     pub dtypes: Set<DType>,
     /// The operators it knows; factors do not count.
     pub ops: Set<ReduceOp>,
+    /// Combinations of an element type and an operator that it lacks, although it knows both.
+    pub lacks: &'static [(DType, ReduceOp)],
     /// Whether it works on host memory.
     pub cpu: bool,
     /// Whether it works on CUDA memory.
     pub cuda: bool,
     /// Whether receiving from anybody works.
     pub recv_any: bool,
+    /// Whether sends and receives match by tag; otherwise by their order, and all tags are zero.
+    pub tags: bool,
+    /// Whether a reduction's bits depend on values and ranks only, and 16-bit floats are summed in
+    /// `f32`. Where a library chooses its algorithm by size, the ranks still agree with each
+    /// other, but a vector in pieces may be rounded otherwise than the whole.
+    pub fixed_order: bool,
     /// Whether `abort` fails operations that are in progress.
     pub abort: bool,
     /// What survivors see when a peer dies.
@@ -144,12 +182,21 @@ impl Capabilities {
             calls: CallKind::ALL.into_iter().collect(),
             dtypes: DType::ALL.into_iter().collect(),
             ops: ReduceOp::ALL.into_iter().collect(),
+            lacks: &[],
             cpu: true,
             cuda: false,
             recv_any: true,
+            tags: true,
+            fixed_order: true,
             abort: true,
             on_peer_death: PeerDeath::Error,
         }
+    }
+
+    /// Whether it reduces elements of this type with this operator.
+    pub fn reduces(&self, dtype: DType, op: ReduceOp) -> bool {
+        let lacks = |(d, o): &(DType, ReduceOp)| *d == dtype && o.name() == op.name();
+        self.dtypes.contains(dtype) && self.ops.contains(op) && !self.lacks.iter().any(lacks)
     }
 
     /// Whether `call` is among them; the error says what is missing.
@@ -176,6 +223,17 @@ impl Capabilities {
             && !self.dtypes.contains(dtype)
         {
             return refuse(format!("the backend does not know {dtype}"));
+        }
+        if let (Some(op), Some(dtype)) = (call.op(), call.dtype())
+            && !self.reduces(dtype, op)
+        {
+            return refuse(format!("the backend has no {} of {dtype}", op.name()));
+        }
+        if let Call::Send { tag, .. } | Call::Recv { tag, .. } = call
+            && *tag != 0
+            && !self.tags
+        {
+            return refuse("the backend has no tags; messages match by order, use tag 0".into());
         }
         match call.device() {
             Some(Device::Cpu) if !self.cpu => refuse("the backend has no host memory".into()),

@@ -64,7 +64,7 @@ pub use ext::ProcessGroupExt;
 pub use fake::FakeGroup;
 pub use faulty::{Fault, FaultPlan, Faulty};
 pub use fingerprint::Fingerprint;
-pub use group::{Capabilities, DEFAULT_TIMEOUT, PeerDeath, ProcessGroup};
+pub use group::{Capabilities, DEFAULT_TIMEOUT, PeerDeath, ProcessGroup, check_copy};
 pub use lane::{Engine, Lane, MAX_OUTSTANDING, Turn};
 pub use notice::{Notice, Word};
 pub use recorded::Recorded;

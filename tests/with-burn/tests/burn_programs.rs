@@ -19,3 +19,17 @@ fn letters_run_alone_and_together() {
     alone("burn_chars", &["--steps", "3"], "step 3 ");
     together("burn_chars", &["--steps", "3"], "step 3 ");
 }
+
+#[test]
+fn the_readmes_program_runs_and_is_the_one_in_the_readme() {
+    let top = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let read = |file: &str| std::fs::read_to_string(format!("{top}/{file}")).unwrap();
+    let program = read("crates/burn/examples/burn_readme.rs");
+    let block = format!("```rust,ignore\n{program}```\n");
+    assert!(read("README.md").contains(&block), "they have parted");
+    together(
+        "burn_readme",
+        &[],
+        "all ranks have the same parameters: true",
+    );
+}

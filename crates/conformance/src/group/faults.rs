@@ -141,7 +141,7 @@ fn recv_timeout(bench: &Bench) -> Outcome {
     let err = bench
         .group
         .with(options)
-        .recv(room, 1, 77)
+        .recv(room, 1, bench.tag(77))
         .expect("accepted")
         .wait();
     let err = err.expect_err("nobody sends");
@@ -249,6 +249,7 @@ fn matches(bench: &Bench) -> Outcome {
 
 fn monitored_missing(bench: &Bench) -> Outcome {
     bench.needs(&[CallKind::Send, CallKind::Recv])?;
+    bench.needs_tags()?;
     bench.needs_ranks(2)?;
     let missing = bench.size() - 1;
     if bench.rank() == missing {

@@ -25,6 +25,9 @@
 //! operator, size, kind of memory and mode; [`Level::Full`] with every element type, operator and
 //! size together.
 //!
+//! A backend whose memory the host cannot reach runs the suite inside [`OnDevice`], which copies
+//! what every case works on to the device and back.
+//!
 //! A rank that dies cannot be tested from inside a rank; [`survive`] is what the others run.
 
 mod calls;
@@ -32,6 +35,7 @@ mod combinations;
 mod extras;
 mod faults;
 mod inputs;
+mod on_device;
 mod order;
 mod pairwise;
 mod subgroups;
@@ -44,6 +48,7 @@ use std::time::{Duration, Instant};
 use phalanx_pg::{CallKind, CallOptions, ProcessGroup, ProcessGroupExt};
 
 pub use faults::{break_by_timeout, survive, wake_by_abort};
+pub use on_device::OnDevice;
 
 /// How much of the product of calls, types, operators, sizes, memory and modes to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,6 +107,31 @@ impl Bench {
         match calls.iter().find(|&&call| !known.contains(call)) {
             Some(call) => Err(Skip(format!("the backend has no {call}"))),
             None => Ok(()),
+        }
+    }
+
+    /// A tag for messages, if there are any.
+    fn tag(&self, tag: u32) -> u32 {
+        match self.group.capabilities().tags {
+            true => tag,
+            false => 0,
+        }
+    }
+
+    fn needs_tags(&self) -> Outcome {
+        match self.group.capabilities().tags {
+            true => Ok(()),
+            false => Err(Skip("the backend has no tags".into())),
+        }
+    }
+
+    /// A case about bits that depend on values and ranks only.
+    fn needs_fixed_order(&self) -> Outcome {
+        match self.group.capabilities().fixed_order {
+            true => Ok(()),
+            false => Err(Skip(
+                "the backend's library chooses the order of summation".into(),
+            )),
         }
     }
 
