@@ -336,11 +336,15 @@ impl Comm {
         self.check(name, code)
     }
 
-    /// Ends it in order, together with the other ranks.
-    pub(crate) fn finalize(&self, patience: Patience<'_>) -> Result<()> {
+    /// Begins an orderly end, which takes all ranks.
+    pub(crate) fn begin_end(&self) -> Result<()> {
         // SAFETY: a live communicator.
         let code = unsafe { (self.nccl.ncclCommFinalize)(self.live()?) };
-        self.check("ncclCommFinalize", code)?;
+        self.check("ncclCommFinalize", code)
+    }
+
+    /// Waits for the end that [`begin_end`](Comm::begin_end) began.
+    pub(crate) fn end(&self, patience: Patience<'_>) -> Result<()> {
         self.settle("ncclCommFinalize", patience)?;
         let handle = self.handle.swap(ptr::null_mut(), Ordering::AcqRel);
         // SAFETY: taken out, so that nobody else frees it; a null handle is nothing to free.

@@ -1,7 +1,7 @@
 //! What a group's callers, its watchdog and its connecting threads share.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -44,6 +44,7 @@ pub(crate) struct Core {
     /// The first cause.
     broken: OnceLock<Cause>,
     closed: AtomicBool,
+    submitting: AtomicUsize,
     bell: Mutex<Bell>,
     rung: Condvar,
 }
@@ -58,8 +59,12 @@ pub(crate) struct Cause {
 
 #[derive(Debug, Default)]
 struct Bell {
-    /// There is something new to look at.
-    rung: bool,
+    /// An operation was submitted since the watchdog last had nothing to do.
+    work: bool,
+    /// The group broke or was closed.
+    alarm: bool,
+    /// The watchdog has nothing to do.
+    idle: bool,
     /// The watchdog has ended.
     silent: bool,
 }
@@ -95,6 +100,7 @@ impl Core {
             lines: Mutex::default(),
             broken: OnceLock::new(),
             closed: AtomicBool::new(false),
+            submitting: AtomicUsize::new(0),
             bell: Mutex::default(),
             rung: Condvar::new(),
         }))
@@ -153,25 +159,44 @@ impl Core {
         self.ring();
     }
 
-    /// Wakes the watchdog.
-    pub(crate) fn ring(&self) {
-        self.bell.lock().rung = true;
+    /// Has the watchdog look at once.
+    fn ring(&self) {
+        self.bell.lock().alarm = true;
         self.rung.notify_all();
     }
 
-    /// Waits for the bell, for `limit` at most if there is one.
-    pub(crate) fn listen(&self, limit: Option<Duration>) {
+    /// Has the watchdog look again, if it had nothing to do.
+    fn announce(&self) {
         let mut bell = self.bell.lock();
-        while !std::mem::take(&mut bell.rung) {
-            match limit {
-                Some(limit) => {
-                    self.rung.wait_for(&mut bell, limit);
-                    bell.rung = false;
-                    return;
+        bell.work = true;
+        if bell.idle {
+            self.rung.notify_all();
+        }
+    }
+
+    /// The watchdog's rest: until there is an alarm, or until `pause` is over. Without operations
+    /// there is no pause to end, and it rests until one is submitted.
+    pub(crate) fn rest(&self, pause: Option<Duration>) {
+        let mut bell = self.bell.lock();
+        match pause {
+            Some(pause) if !bell.alarm => {
+                self.rung.wait_for(&mut bell, pause);
+            }
+            Some(_) => {}
+            None => {
+                bell.idle = true;
+                while !bell.alarm && !bell.work {
+                    self.rung.wait(&mut bell);
                 }
-                None => self.rung.wait(&mut bell),
+                bell.idle = false;
             }
         }
+        (bell.alarm, bell.work) = (false, false);
+    }
+
+    /// Number of threads that are inside [`push`](Core::push), and may not come back.
+    pub(crate) fn submitting(&self) -> usize {
+        self.submitting.load(Ordering::Acquire)
     }
 
     /// The watchdog has ended.
@@ -317,7 +342,7 @@ impl Core {
             let token = memory::allocate(&self.device, DType::F32, 1, &self.home)?;
             // It must be there before another stream uses it; this happens once.
             let mut host = Buffer::zeroed(DType::F32, 1);
-            memory::copy(&self.device, &token, &mut host, 0)?;
+            memory::copy(&self.device, &token, 0..1, &mut host, 0)?;
             let _ = self.token.set(token);
         }
         let token = self.token.get().expect("just set");
@@ -337,7 +362,11 @@ impl Core {
 
     fn push(self: &Arc<Self>, channel: &Arc<Channel>, job: Job) -> Result<()> {
         let (since, timeout) = (job.op.enqueued, job.op.timeout);
+        // Before the library is called: only the watchdog can end a call that does not come back.
+        self.submitting.fetch_add(1, Ordering::AcqRel);
+        self.announce();
         let pushed = channel.push(job, &|| self.patience(since, timeout));
+        self.submitting.fetch_sub(1, Ordering::AcqRel);
         match pushed {
             Ok(true) => self.start_connecting(channel)?,
             Ok(false) => {}
@@ -346,7 +375,6 @@ impl Core {
                 return Err(err);
             }
         }
-        self.ring();
         Ok(())
     }
 
@@ -356,7 +384,6 @@ impl Core {
             if let Err(err) = core.connect(&channel) {
                 core.fail(err.during("connecting"), true);
             }
-            core.ring();
         };
         let named = std::thread::Builder::new().name("phalanx-nccl-connect".into());
         named.spawn(connect).map(drop).map_err(|err| {
@@ -438,8 +465,14 @@ impl Core {
             )),
             false => Ok(()),
         };
-        let mut channels = self.channels().into_iter();
-        channels.try_for_each(|channel| channel.finalize(&patience))
+        // All are begun before any is waited for: ranks list their communicators in other orders.
+        let channels = self.channels();
+        channels
+            .iter()
+            .try_for_each(|channel| channel.begin_end())?;
+        channels
+            .iter()
+            .try_for_each(|channel| channel.end(&patience))
     }
 
     /// Waits until nothing is outstanding.
