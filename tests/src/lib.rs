@@ -69,6 +69,10 @@ mod process_groups {}
 mod native_backend {}
 
 #[cfg(doctest)]
+#[doc = include_str!("../../docs/nccl.md")]
+mod nccl {}
+
+#[cfg(doctest)]
 #[doc = include_str!("../../docs/custom-backend.md")]
 mod custom_backend {}
 

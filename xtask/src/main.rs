@@ -9,6 +9,7 @@ mod cache;
 mod fuzz;
 mod interop;
 mod miri;
+mod nccl;
 mod shell;
 mod soak;
 mod test;

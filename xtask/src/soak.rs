@@ -2,8 +2,8 @@
 
 use std::process::ExitCode;
 
-use crate::Failure;
 use crate::shell::Cmd;
+use crate::{Failure, nccl};
 
 /// Run a long version of what `cargo xtask test` samples.
 #[derive(clap::Args)]
@@ -30,6 +30,13 @@ enum What {
         #[arg(long)]
         minutes: Option<u32>,
     },
+    /// Faults of the NCCL backend on the emulated device, many times over; then whether the crate
+    /// type-checks beside the features of cudarc that candle and cubecl ask for
+    Nccl {
+        /// How often each fault is tried
+        #[arg(long, default_value_t = 50)]
+        runs: u32,
+    },
     /// Ranks that are killed or stopped in the middle of a random mix of calls. Prints how far it
     /// is, every run that goes wrong, and a summary with the times from the kill to the errors
     Chaos {
@@ -53,6 +60,7 @@ enum What {
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let soak = match &args.what {
+        What::Nccl { runs } => return nccl::soak(*runs),
         What::Conformance {
             backend,
             ranks,

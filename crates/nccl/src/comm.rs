@@ -10,7 +10,10 @@ use phalanx_pg::{Error, ErrorKind, RawStream, Result};
 
 use crate::step::{Operator, Step};
 
-/// Between two questions whether a call of a non-blocking communicator is done.
+/// How often to ask whether a call of a non-blocking communicator is done before giving way to
+/// others: most are within microseconds.
+const BUSY: usize = 100;
+/// Between two questions after that.
 const POLL: Duration = Duration::from_micros(50);
 
 /// One of NCCL's communicators, non-blocking: no call on it waits for a peer.
@@ -89,9 +92,10 @@ impl Comm {
 
     /// Waits until the last call is on its way: a stream that is marked now marks its end.
     fn settle(&self, call: &'static str, patience: Patience<'_>) -> Result<()> {
-        loop {
+        for asked in 0.. {
             match self.async_error()? {
-                ncclSuccess => return Ok(()),
+                ncclSuccess => break,
+                ncclInProgress if asked < BUSY => std::thread::yield_now(),
                 ncclInProgress => {
                     patience()?;
                     std::thread::sleep(POLL);
@@ -99,6 +103,7 @@ impl Comm {
                 code => return Err(failure(&self.nccl.error(call, code))),
             }
         }
+        Ok(())
     }
 
     /// What went wrong since, or whether a call is in progress.

@@ -13,8 +13,8 @@ pub(crate) fn default_backend() -> Result<&'static str> {
         Ok("reference")
     } else {
         Err(Error::unsupported(
-            "no backend is built in; enable a feature of the crate phalanx (native, reference), or \
-             name a registered one with init_with",
+            "no backend for host memory is built in; enable a feature of the crate phalanx (native, \
+             reference), or name a registered one with init_with",
         ))
     }
 }
@@ -22,6 +22,7 @@ pub(crate) fn default_backend() -> Result<&'static str> {
 /// The backends that are features of this crate, and whether they are built in.
 const FEATURES: &[(&str, bool)] = &[
     ("native", cfg!(feature = "native")),
+    ("nccl", cfg!(feature = "nccl")),
     ("reference", cfg!(feature = "reference")),
 ];
 
@@ -55,6 +56,8 @@ pub(crate) fn register_built_in() {
     ONCE.call_once(|| {
         #[cfg(feature = "native")]
         register("native", phalanx_native::NativeGroup::connect);
+        #[cfg(feature = "nccl")]
+        register("nccl", phalanx_nccl::NcclGroup::connect);
         #[cfg(feature = "reference")]
         register("reference", |init| {
             let options = phalanx_reference::Options {
@@ -70,7 +73,7 @@ pub(crate) fn register_built_in() {
     });
 }
 
-#[cfg(any(feature = "native", feature = "reference"))]
+#[cfg(any(feature = "native", feature = "nccl", feature = "reference"))]
 fn register<F>(name: &str, factory: F)
 where
     F: Fn(&registry::GroupInit) -> Result<std::sync::Arc<dyn phalanx_pg::ProcessGroup>>

@@ -36,6 +36,7 @@
 //! | feature | what it adds |
 //! |---|---|
 //! | `native` (default) | shared memory inside a host, TCP between hosts, by the name `native` |
+//! | `nccl` | NCCL on CUDA memory, by the name `nccl` or as in `cpu:native,cuda:nccl`; not run on a GPU by us |
 //! | `reference` | the plain backend over TCP, by the name `reference` |
 //!
 //! Backends of your own are registered by [`pg::registry::register`] and found by name like the

@@ -1,6 +1,7 @@
 //! The table of suites.
 
 use super::Args;
+use crate::nccl;
 use crate::shell::{Cmd, target_dir};
 
 /// One line of the final table: what is run, and what must be there for it.
@@ -67,7 +68,7 @@ pub(super) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "features",
-        about: "the facade with no feature, with each alone, with all",
+        about: "the facade with no feature, with each alone, with all; features of the backends",
         quick: true,
         needs: &[CLIPPY],
         commands: |_| {
@@ -79,7 +80,10 @@ pub(super) const SUITES: &[Suite] = &[
                 clippy.args(["--", "-D", "warnings"])
             };
             let bare = Cmd::cargo().arg("test").args(facade);
-            choices.map(lint).chain([bare]).collect()
+            let slices = ["--package", "phalanx-nccl", "--features", "cudarc-0_19"];
+            let slices = Cmd::cargo().arg("test").args(slices);
+            let slices = slices.args(["--test", "emulated", "slices::"]);
+            choices.map(lint).chain([bare, slices]).collect()
         },
     },
     Suite {
@@ -127,6 +131,17 @@ pub(super) const SUITES: &[Suite] = &[
         },
     },
     Suite {
+        name: "nccl",
+        about: "nccl-sys against NVIDIA's header and library, for what it answers without a GPU",
+        quick: false,
+        needs: &[NCCL, C_COMPILER],
+        commands: |_| {
+            let test = ["test", "--package", "nccl-sys", "--test", "real_nccl"];
+            let dir = nccl::dir().unwrap_or_default();
+            vec![Cmd::cargo().args(test).env("NCCL_SYS_TEST_DIR", dir)]
+        },
+    },
+    Suite {
         name: "docs",
         about: "documentation without warnings",
         quick: true,
@@ -139,7 +154,7 @@ pub(super) const SUITES: &[Suite] = &[
 ];
 
 /// The features of the facade, but for `default`; a test keeps the list complete.
-const FEATURES: &[&str] = &["native", "reference"];
+const FEATURES: &[&str] = &["native", "nccl", "reference"];
 
 /// Packages that `--quick` leaves out: those that need C libraries or a training framework.
 const NOT_QUICK: &[&str] = &[];
@@ -154,6 +169,18 @@ const CLIPPY: Need = Need {
     what: "clippy",
     is_there: || Cmd::cargo().args(["clippy", "--version"]).succeeds(),
     how_to_get: "rustup component add clippy",
+};
+
+const NCCL: Need = Need {
+    what: "NCCL in the cache directory",
+    is_there: nccl::is_there,
+    how_to_get: "`cargo xtask test --require-all` fetches it (305 MB)",
+};
+
+const C_COMPILER: Need = Need {
+    what: "C compiler",
+    is_there: || Cmd::new("cc").arg("--version").succeeds(),
+    how_to_get: "on Debian: apt-get install gcc",
 };
 
 const NAMESPACES: Need = Need {

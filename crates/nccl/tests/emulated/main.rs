@@ -4,9 +4,12 @@
 //! reading of CUDA's and NCCL's documentation (`tests/emu-cuda`, `tests/emu-nccl`).
 
 mod connecting;
+mod ddp;
 mod device;
 mod faults;
 mod order;
 #[path = "../scenarios/mod.rs"]
 mod scenarios;
+#[cfg(feature = "cudarc-0_19")]
+mod slices;
 mod suite;
