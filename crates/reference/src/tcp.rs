@@ -346,6 +346,8 @@ pub(crate) fn os_error(what: &str, err: &std::io::Error) -> Error {
 mod tests {
     use std::net::TcpListener;
 
+    use phalanx_pg::group_identity;
+
     use super::*;
     use crate::connect::Seat;
 
@@ -356,7 +358,7 @@ mod tests {
         let members = vec![0, 1];
         let seat = Seat {
             name: "pair".into(),
-            identity: phalanx_pg::group_identity("", "pair", &members),
+            identity: group_identity("", "pair", &members),
             rank: 0,
             members,
             timeout: Duration::from_secs(30),

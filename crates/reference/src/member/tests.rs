@@ -1,7 +1,7 @@
 use std::sync::Weak;
 use std::time::Instant;
 
-use phalanx_pg::{Call, CallKind, Done, Engine, Fingerprint, Mode, Turn};
+use phalanx_pg::{Call, CallKind, Done, Engine, Fingerprint, Mode, Turn, group_identity};
 
 use super::*;
 
@@ -30,7 +30,7 @@ fn alone() -> (Arc<Member>, Arc<Recorded>) {
     let members = vec![0, 1, 2];
     let seat = Seat {
         name: "three".into(),
-        identity: phalanx_pg::group_identity("", "three", &members),
+        identity: group_identity("", "three", &members),
         rank: 0,
         members,
         timeout: Duration::from_secs(30),
