@@ -255,9 +255,10 @@ impl Absent {
             Self::Failed(err) => {
                 let at_fault = err.peer();
                 let who = at_fault.map_or(String::new(), |rank| format!(", {}", last_call(rank)));
-                let reason = err.cause().unwrap_or(&err).message();
-                let what = format!("checking {mine} failed: {reason}{who}");
-                let explained = Error::new(err.kind(), what);
+                // Whether the side broke in this call or before it is a matter of timing only.
+                let first = err.cause().unwrap_or(&err);
+                let what = format!("checking {mine} failed: {}{who}", first.message());
+                let explained = Error::new(first.kind(), what);
                 match at_fault {
                     Some(rank) => explained.from_peer(rank),
                     None => explained,

@@ -104,11 +104,31 @@ impl Error {
     /// What an operation on a group that `cause` has broken answers.
     pub fn broken_by(cause: &Error) -> Self {
         let message = "the group is broken, make a new one".into();
+        let first = cause.cause().unwrap_or(cause).clone();
+        Self::build(ErrorKind::Broken, Place::default(), message, Some(first))
+    }
+
+    /// How an operation fails that was under way when `cause` broke the group; for backends.
+    ///
+    /// A lost peer and an abort are every operation's own error, and so is what peers report. The
+    /// failure of another operation of this rank is quoted instead.
+    pub fn because(cause: &Error) -> Self {
+        use ErrorKind::{Aborted, PeerLost};
+        let everybodys = matches!(cause.kind(), PeerLost | Aborted);
+        if cause.place().call.is_some() && !everybodys {
+            return Self::broken_by(cause);
+        }
+        let place = Place {
+            group: cause.place().group.clone(),
+            rank: cause.place().rank,
+            peer: cause.peer(),
+            ..Place::default()
+        };
         Self::build(
-            ErrorKind::Broken,
-            Place::default(),
-            message,
-            Some(cause.clone()),
+            cause.kind(),
+            place,
+            cause.0.message.clone(),
+            cause.0.cause.clone(),
         )
     }
 
@@ -269,6 +289,34 @@ mod tests {
         assert_eq!(text.matches("rank 1").count(), 1, "{text}");
         let other = Error::new(ErrorKind::PeerLost, "rank 12 is gone").from_peer(1);
         assert!(other.to_string().ends_with("(peer: rank 1)"), "{other}");
+    }
+
+    #[test]
+    fn a_failure_of_another_operation_is_quoted_and_a_lost_peer_is_not() {
+        let recv = Place {
+            call: Some(CallKind::Recv),
+            ..Place::of_group("world", 0)
+        };
+        let place = Place {
+            call: Some(CallKind::AllReduce),
+            seq: Some(3),
+            ..Place::default()
+        };
+        let late = Error::new(ErrorKind::Timeout, "rank 1 sent nothing").at(recv.clone());
+        let quoted = Error::because(&late).at(place.clone());
+        assert_eq!(quoted.kind(), ErrorKind::Broken);
+        assert_eq!(quoted.place().call, Some(CallKind::AllReduce));
+        assert!(
+            quoted.to_string().contains("recv: rank 1 sent nothing"),
+            "{quoted}"
+        );
+        let again = Error::broken_by(&quoted);
+        assert_eq!(again.cause().unwrap().kind(), ErrorKind::Timeout, "{again}");
+        let lost = Error::new(ErrorKind::PeerLost, "rank 1 is gone").from_peer(1);
+        let own = Error::because(&lost.at(recv)).at(place);
+        assert_eq!((own.kind(), own.peer()), (ErrorKind::PeerLost, Some(1)));
+        let text = "rank 0 of group \"world\": allreduce #3: rank 1 is gone";
+        assert_eq!(own.to_string(), text);
     }
 
     #[test]

@@ -380,6 +380,27 @@ fn a_rank_that_is_gone_is_named_at_once() {
 }
 
 #[test]
+fn a_rank_known_to_be_gone_leaves_the_group_to_slower_ranks() {
+    ranks(3, |rank, group| {
+        let side = group.split(&[0, 1, 2], "checks").unwrap().unwrap();
+        let checked = Checked::with_side(Arc::clone(&group), Arc::clone(&side)).unwrap();
+        assert_usable(&*checked);
+        if rank == 2 {
+            return; // and is gone
+        }
+        // The side is broken before the check begins.
+        let early = side.recv(floats(1), 2, 5).and_then(|work| work.wait());
+        early.expect_err("nobody sends");
+        let err = checked.allreduce(floats(2), ReduceOp::Sum).unwrap_err();
+        assert_eq!((err.kind(), err.peer()), (ErrorKind::Aborted, Some(2)));
+        // No rank that was told has ended the group itself: what it reports is who left.
+        let below = group.allreduce(floats(2), ReduceOp::Sum);
+        let below = below.and_then(|work| work.wait()).unwrap_err();
+        assert_eq!(below.peer(), Some(2), "{below}");
+    });
+}
+
+#[test]
 fn an_abort_ends_a_check_that_waits() {
     ranks(2, |rank, group| {
         let group = Checked::new(group).unwrap();

@@ -93,7 +93,7 @@ impl Pending {
 
     /// It will not come to an end because of `cause`.
     pub(crate) fn fail(self, cause: &Error, place: &Place) {
-        let err = because(cause, self.place(place));
+        let err = Error::because(cause).at(self.place(place));
         self.fail_as(err);
     }
 
@@ -101,18 +101,5 @@ impl Pending {
     pub(crate) fn fail_as(self, err: Error) {
         let err = err.at(self.place(&Place::default()));
         self.part.end(Err(err));
-    }
-}
-
-/// How an operation at `place` fails when `cause` ends the group.
-///
-/// A lost peer and an abort are every operation's own error. The failure of some other operation
-/// is quoted instead.
-pub(crate) fn because(cause: &Error, place: Place) -> Error {
-    let own = Error::new(cause.kind(), cause.message());
-    match (cause.kind(), cause.peer()) {
-        (ErrorKind::PeerLost | ErrorKind::Aborted, Some(peer)) => own.from_peer(peer).at(place),
-        (ErrorKind::PeerLost | ErrorKind::Aborted, None) => own.at(place),
-        _ => Error::broken_by(cause).at(place),
     }
 }

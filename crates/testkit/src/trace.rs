@@ -5,15 +5,15 @@ use std::io::Write as _;
 
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
-use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::filter::{Targets, filter_fn};
+use tracing_subscriber::fmt as log_format;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
-use tracing_subscriber::{EnvFilter, fmt as log_format};
 
 /// The target of events that say what a rank is doing now.
 pub(crate) const OP_TARGET: &str = "phalanx::op";
 
-/// The variable with the level (or any filter of `tracing-subscriber`) for all other events.
+/// The variable with the level (or `Targets` of `tracing-subscriber`, like `info,phalanx=debug`) for all other events.
 pub(crate) const LEVEL_VAR: &str = "PHALANX_TESTKIT_LOG";
 
 /// Prints operations as `op ...` lines and other events in the usual form.
@@ -21,7 +21,8 @@ pub(crate) const LEVEL_VAR: &str = "PHALANX_TESTKIT_LOG";
 /// A subscriber that is already there is left alone.
 pub(crate) fn install() {
     let level = std::env::var(LEVEL_VAR).unwrap_or_else(|_| "info".into());
-    let filter = EnvFilter::try_new(format!("{level},{OP_TARGET}=off"))
+    let filter = format!("{level},{OP_TARGET}=off")
+        .parse::<Targets>()
         .unwrap_or_else(|err| panic!("{LEVEL_VAR}={level:?} cannot be used: {err}"));
     let events = log_format::layer()
         .with_writer(std::io::stderr)

@@ -1,5 +1,6 @@
 //! `cargo xtask test`: every check there is, and what it came to.
 
+mod needs;
 mod report;
 mod suites;
 mod tally;
@@ -16,7 +17,8 @@ use tally::Tally;
 ///
 /// A failing suite does not stop the others; its output is repeated at the end, before a table of
 /// suites and a last line `N passed, M failed`. A suite whose tools are missing is skipped, and
-/// the table says why. Tests marked `#[ignore]` count as skipped,
+/// the table says why; what the gloo and mpi suites need is installed first as root on Debian and
+/// Ubuntu, which is said. Tests marked `#[ignore]` count as skipped,
 /// except with the reason "the child process of another test".
 #[derive(clap::Args)]
 pub(crate) struct Args {

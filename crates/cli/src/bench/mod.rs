@@ -4,8 +4,11 @@ mod allreduce;
 mod cache;
 mod cpu;
 mod ddp;
+mod hidden;
 mod load;
+mod namespaces;
 mod overlap;
+mod processes;
 mod stats;
 mod store;
 
@@ -18,6 +21,7 @@ pub(crate) enum Bench {
     Store(store::Args),
     Allreduce(allreduce::Args),
     Overlap(overlap::Args),
+    Hidden(hidden::Args),
     #[command(hide = true)]
     Load(load::Args),
     #[command(hide = true)]
@@ -34,6 +38,7 @@ pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
         Bench::Store(args) => store::run(args),
         Bench::Allreduce(args) => allreduce::run(args),
         Bench::Overlap(args) => overlap::run(args),
+        Bench::Hidden(args) => hidden::run(args),
         Bench::Load(args) => load::run(args),
         Bench::Bare(args) => store::bare::run(args),
         Bench::Rank(args) => allreduce::rank::run(args),

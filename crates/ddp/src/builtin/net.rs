@@ -452,6 +452,7 @@ fn fetch(group: Option<&dyn ProcessGroup>, view: &GradRef) -> phalanx_pg::Result
 
 impl Replica for Net {
     type Hooked = Net;
+    type Raw = Gradients;
     type Grads = Gradients;
 
     fn parameters(&self) -> Vec<ParamSpec> {

@@ -462,12 +462,15 @@ impl Messages {
         self.settled.notify_all();
         for send in sends.into_values() {
             let place = send.place(&self.place);
-            send.part.end(Err(because(cause, place)));
+            send.part.end(Err(Error::because(cause).at(place)));
         }
         let arriving = arriving.into_values().map(|arriving| arriving.receive);
         for receive in receives.into_iter().chain(arriving) {
             let place = receive.place(&self.place);
-            receive.inbound.part.end(Err(because(cause, place)));
+            receive
+                .inbound
+                .part
+                .end(Err(Error::because(cause).at(place)));
         }
     }
 }
@@ -479,17 +482,6 @@ impl Receive {
             source: Some(from),
             ..buf.into()
         }));
-    }
-}
-
-/// How an operation at `place` fails when `cause` ends the group.
-///
-/// A lost peer and an abort are every operation's own error. The failure of some other operation
-/// is quoted instead.
-fn because(cause: &Error, place: Place) -> Error {
-    match cause.place().call {
-        None => cause.clone().at(place),
-        Some(_) => Error::broken_by(cause).at(place),
     }
 }
 

@@ -10,7 +10,7 @@ use phalanx_pg::{Error, ErrorKind, Place, Result};
 
 use crate::connect::Seat;
 use crate::mailbox::{Data, Delivery, Label, Letter, Mailbox};
-use crate::pending::{Pending, because};
+use crate::pending::Pending;
 use crate::transport::{Farewell, Ticket, Transport};
 use phalanx_pg::Notice;
 
@@ -310,7 +310,7 @@ impl State {
         match &self.phase {
             Phase::Open => Ok(()),
             Phase::Closed => Err(closed().at(place.clone())),
-            Phase::Broken(cause) => Err(because(cause, place.clone())),
+            Phase::Broken(cause) => Err(Error::because(cause).at(place.clone())),
         }
     }
 

@@ -96,7 +96,7 @@ impl Round<'_> {
             match &state.phase {
                 Phase::Open => {}
                 Phase::Closed => return Err(closed()),
-                Phase::Broken(cause) => return Err(cause.clone()),
+                Phase::Broken(cause) => return Err(Error::because(cause)),
             }
             if let Some(why) = self.hopeless(state, peer, label) {
                 return Err(why);

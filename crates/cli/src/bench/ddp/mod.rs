@@ -1,24 +1,22 @@
 //! `phalanx bench ddp`: what averaging gradients adds to a backward.
 
-mod params;
+pub(super) mod params;
 mod rank;
 mod torch;
 
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
 
 use phalanx_store::TcpStoreServer;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use self::params::Params;
+use super::processes::{finish, start};
 use super::stats::median;
 use crate::Failure;
 
 /// Tells a process that it is a rank of the measurement.
 const RANK_MARK: &str = "PHALANX_BENCH_DDP_RANK";
-/// Longer than any measurement takes.
-const PATIENCE: Duration = Duration::from_secs(540);
 
 /// Measure what averaging gradients adds to a backward of no work.
 #[derive(clap::Args)]
@@ -80,7 +78,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 /// Starts the ranks and takes rank 0's figures.
 fn measure(args: &Args) -> Result<Figures, Failure> {
     let server = TcpStoreServer::start(&["127.0.0.1:0".parse()?], None)?;
-    let port = server.local_addr().port();
     let mut ranks = Vec::with_capacity(args.ranks);
     for rank in 0..args.ranks {
         let mut command = Command::new(std::env::current_exe()?);
@@ -88,7 +85,7 @@ fn measure(args: &Args) -> Result<Figures, Failure> {
             .args(std::env::args_os().skip(1))
             .env(RANK_MARK, "1")
             .env("TORCHELASTIC_USE_AGENT_STORE", "True");
-        ranks.push(start(command, rank, args.ranks, port)?);
+        ranks.push(start(command, rank, args.ranks, server.local_addr())?);
     }
     let outputs = finish(ranks)?;
     let figures: Vec<Figures> = outputs
@@ -99,53 +96,6 @@ fn measure(args: &Args) -> Result<Figures, Failure> {
         verified: figures.iter().all(|figures| figures.verified),
         ..figures[0]
     })
-}
-
-fn start(mut command: Command, rank: usize, ranks: usize, port: u16) -> Result<Child, Failure> {
-    let child = command
-        .env("RANK", rank.to_string())
-        .env("LOCAL_RANK", rank.to_string())
-        .env("WORLD_SIZE", ranks.to_string())
-        .env("LOCAL_WORLD_SIZE", ranks.to_string())
-        .env("MASTER_ADDR", "127.0.0.1")
-        .env("MASTER_PORT", port.to_string())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()?;
-    Ok(child)
-}
-
-/// The output of every rank, once all have ended well; none is left behind.
-fn finish(mut ranks: Vec<Child>) -> Result<Vec<String>, Failure> {
-    let end = Instant::now() + PATIENCE;
-    let failed = loop {
-        let states = ranks.iter_mut().map(Child::try_wait);
-        let states = states.collect::<Result<Vec<_>, _>>()?;
-        if let Some(rank) = states.iter().position(|s| s.is_some_and(|s| !s.success())) {
-            break Some(format!("rank {rank} failed"));
-        }
-        if states.iter().all(Option::is_some) {
-            break None;
-        }
-        if Instant::now() > end {
-            break Some(format!(
-                "the ranks were not done after {} s",
-                PATIENCE.as_secs()
-            ));
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    };
-    if let Some(failure) = failed {
-        for rank in &mut ranks {
-            // It may have ended by itself.
-            let _ = rank.kill();
-            let _ = rank.wait();
-        }
-        return Err(failure.into());
-    }
-    let outputs = ranks.into_iter().map(Child::wait_with_output);
-    let text = outputs.map(|output| Ok(String::from_utf8_lossy(&output?.stdout).into_owned()));
-    text.collect()
 }
 
 fn report(args: &Args, ours: &[Figures], theirs: &[Figures]) {

@@ -11,7 +11,6 @@ const SCRIPT: &str = include_str!("torch_ddp.py");
 
 pub(super) fn measure(python: &str, args: &Args) -> Result<Figures, Failure> {
     let server = TcpStoreServer::start(&["127.0.0.1:0".parse()?], None)?;
-    let port = server.local_addr().port();
     let lens = serde_json::to_string(&args.params.lens())?;
     let mut ranks = Vec::with_capacity(args.ranks);
     for rank in 0..args.ranks {
@@ -26,7 +25,7 @@ pub(super) fn measure(python: &str, args: &Args) -> Result<Figures, Failure> {
             .env("BENCH_LENS", &lens)
             .env("TORCH_CPP_LOG_LEVEL", "ERROR")
             .env("OMP_NUM_THREADS", "1");
-        ranks.push(start(command, rank, args.ranks, port)?);
+        ranks.push(start(command, rank, args.ranks, server.local_addr())?);
     }
     let outputs = finish(ranks)?;
     Ok(serde_json::from_str(outputs[0].trim())?)

@@ -48,6 +48,16 @@ impl Namespaces {
         })
     }
 
+    /// Lets no more than this out of any namespace.
+    pub(crate) fn limit(&self, mbit: u32) -> Result<(), Failure> {
+        // More than the largest segment that is handed to the line in one piece.
+        let bucket = "burst 256kb latency 50ms";
+        let limit = format!("qdisc add dev {INTERFACE} root tbf rate {mbit}mbit {bucket}");
+        self.hosts
+            .iter()
+            .try_for_each(|host| host.run("tc", &limit))
+    }
+
     /// The same command, in a rank's namespace.
     pub(crate) fn confine(&self, rank: usize, command: &Command) -> Command {
         let mut confined = self.hosts[rank].enter();
@@ -117,9 +127,13 @@ impl Namespace {
     }
 
     fn ip(&self, arguments: &str) -> Result<(), Failure> {
+        self.run("ip", arguments)
+    }
+
+    fn run(&self, program: &str, arguments: &str) -> Result<(), Failure> {
         let mut command = self.enter();
         command
-            .arg("ip")
+            .arg(program)
             .args(arguments.split(' '))
             .stdin(Stdio::null());
         let output = command
@@ -129,7 +143,7 @@ impl Namespace {
             true => Ok(()),
             false => {
                 let reason = String::from_utf8_lossy(&output.stderr);
-                Err(format!("ip {arguments}: {}", reason.trim()).into())
+                Err(format!("{program} {arguments}: {}", reason.trim()).into())
             }
         }
     }
