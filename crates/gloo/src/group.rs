@@ -1,15 +1,13 @@
 //! The process group.
 
-use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use phalanx_pg::registry::GroupInit;
 use phalanx_pg::{
     Call, CallKind, CallOptions, Capabilities, Engine, Error, ErrorKind, Lane, PeerDeath, Place,
-    ProcessGroup, RawWork, ReduceOp, Result, check_members,
+    ProcessGroup, RawWork, ReduceOp, Result, Splits, group_identity,
 };
 
 use crate::collective::Order;
@@ -33,7 +31,7 @@ pub struct GlooGroup {
     lane: Arc<Lane>,
     member: Arc<Member>,
     /// Names given to splits so far.
-    splits: Mutex<HashSet<String>>,
+    splits: Splits,
 }
 
 impl GlooGroup {
@@ -51,7 +49,7 @@ impl GlooGroup {
         }
         let limit = init.timeout.min(init.store.timeout());
         let members: Vec<usize> = (0..size).collect();
-        let identity = identity("", &init.name, &members);
+        let identity = group_identity("", &init.name, &members);
         let prefix = format!("phalanx/gloo{identity}");
         let device = connect::device(init.bind)?;
         let service = Service::start(init, &format!("{prefix}/links"), limit)?;
@@ -89,7 +87,7 @@ impl GlooGroup {
         let seat = Seat {
             name: init.name.clone(),
             prefix: prefix.to_owned(),
-            identity: identity("", &init.name, &members),
+            identity: group_identity("", &init.name, &members),
             rank: init.rank,
             members,
             timeout: init.timeout,
@@ -117,18 +115,9 @@ impl GlooGroup {
             identity: seat.identity.clone(),
             lane,
             member,
-            splits: Mutex::default(),
+            splits: Splits::default(),
         }))
     }
-}
-
-/// The identity of the group `name` of these members, split from the group `parent`.
-///
-/// The members are in it, since disjoint groups may have the same name; the length, since names
-/// may look like identities.
-fn identity(parent: &str, name: &str, members: &[usize]) -> String {
-    let members: Vec<String> = members.iter().map(usize::to_string).collect();
-    format!("{parent}/{}:{name}[{}]", name.len(), members.join(","))
 }
 
 impl ProcessGroup for GlooGroup {
@@ -186,22 +175,22 @@ impl ProcessGroup for GlooGroup {
 
     fn split(&self, ranks: &[usize], name: &str) -> Result<Option<Arc<dyn ProcessGroup>>> {
         let place = self.member.place();
-        check_members(ranks, self.size()).map_err(|err| err.during("split").at(place.clone()))?;
-        let Some(rank) = ranks.iter().position(|&rank| rank == self.rank()) else {
+        let usable = || match self.member.domain().order {
+            Order::Ranks => self.lane.check_usable(),
+            Order::Library => {
+                let what = "a group with PyTorch ranks cannot be split";
+                Err(Error::unsupported(what))
+            }
+        };
+        let claimed = self
+            .splits
+            .claim(place, self.size(), (ranks, name), usable)?;
+        let Some(rank) = claimed else {
             return Ok(None);
         };
-        self.lane.check_usable()?;
-        if self.member.domain().order == Order::Library {
-            let what = "a group with PyTorch ranks cannot be split";
-            return Err(Error::unsupported(what).during("split").at(place.clone()));
-        }
-        if !self.splits.lock().insert(name.to_owned()) {
-            let what = format!("a group {name:?} has been split from this one before");
-            return Err(Error::invalid(what).during("split").at(place.clone()));
-        }
         let members = ranks.iter().map(|&rank| self.global_ranks()[rank]);
         let members: Vec<usize> = members.collect();
-        let identity = identity(&self.identity, name, &members);
+        let identity = group_identity(&self.identity, name, &members);
         let seat = Seat {
             name: format!("{}/{name}", self.name),
             prefix: format!("phalanx/gloo{identity}"),

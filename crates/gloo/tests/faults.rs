@@ -5,10 +5,10 @@ mod common;
 use std::time::Duration;
 
 use common::{DEADLINE, connect, init};
+use phalanx_conformance::group::{break_by_timeout, wake_by_abort};
 use phalanx_gloo::GlooGroup;
 use phalanx_pg::{
-    Buffer, CallKind, CallOptions, Checked, DType, ErrorKind, ProcessGroup, ProcessGroupExt,
-    ReduceOp,
+    Buffer, CallKind, Checked, DType, ErrorKind, ProcessGroup, ProcessGroupExt, ReduceOp,
 };
 use phalanx_testkit::{End, Outcome, World};
 
@@ -98,73 +98,14 @@ fn a_rank_that_does_not_come_is_named() {
 #[test]
 fn an_operation_that_takes_too_long_breaks_the_group_for_everybody() {
     World::new(3).deadline(DEADLINE).run(|ctx| {
-        let group = connect(ctx);
-        let ours = || Buffer::zeroed(DType::F32, LEN);
-        match ctx.rank() {
-            0 => {
-                let options = CallOptions::blocking().with_timeout(Duration::from_millis(300));
-                let sum = group.with(options).allreduce(ours(), ReduceOp::Sum);
-                let err = sum
-                    .and_then(|work| work.wait())
-                    .expect_err("rank 2 is late");
-                assert_eq!(err.kind(), ErrorKind::Timeout, "{err:?}");
-                assert_eq!(err.place().seq, Some(0), "{err}");
-            }
-            1 => {
-                let sum = group.allreduce(ours(), ReduceOp::Sum).unwrap();
-                let err = sum.wait().expect_err("rank 0 has given up");
-                assert_eq!(err.kind(), ErrorKind::Timeout, "{err:?}");
-                assert!(err.to_string().contains("rank 0 reports"), "{err}");
-            }
-            _ => {
-                ctx.store().wait(&["over"]).unwrap();
-                let sum = group.allreduce(ours(), ReduceOp::Sum);
-                let err = sum.and_then(|work| work.wait()).expect_err("it is over");
-                assert!(err.to_string().contains("rank 0 reports"), "{err}");
-                return;
-            }
-        }
-        let later = group.barrier().expect_err("the group is broken");
-        assert_eq!(later.kind(), ErrorKind::Broken, "{later:?}");
-        assert_eq!(
-            later.cause().map(|err| err.kind()),
-            Some(ErrorKind::Timeout)
-        );
-        ctx.store().set("over", b"").unwrap();
+        break_by_timeout(&connect(ctx), &*ctx.store());
     });
 }
 
 #[test]
 fn an_abort_wakes_what_is_blocked_here_and_elsewhere() {
     World::new(3).deadline(DEADLINE).run(|ctx| {
-        let group = connect(ctx);
-        group.barrier().unwrap();
-        if ctx.rank() == 2 {
-            // Comes to nothing, and learns of it at its next call.
-            ctx.store().barrier("woken", 3).unwrap();
-            let err = group.barrier().expect_err("rank 0 has aborted");
-            assert!(err.to_string().contains("no more of this"), "{err}");
-            return;
-        }
-        let message = group.recv(Buffer::zeroed(DType::F32, 1), 2, 1).unwrap();
-        let anybody = group.recv_any(Buffer::zeroed(DType::F32, 1), 2).unwrap();
-        let sum = group.allreduce(Buffer::zeroed(DType::F32, LEN), ReduceOp::Sum);
-        let sum = sum.unwrap();
-        if ctx.rank() == 0 {
-            std::thread::sleep(Duration::from_millis(200));
-            group.abort("no more of this");
-            group.abort("something else");
-        }
-        for err in [
-            sum.wait().map(drop),
-            message.wait().map(drop),
-            anybody.wait().map(drop),
-        ] {
-            let err = err.expect_err("rank 0 aborts");
-            assert_eq!(err.kind(), ErrorKind::Aborted, "{err:?}");
-            assert!(err.to_string().contains("no more of this"), "{err}");
-        }
-        ctx.store().barrier("woken", 3).unwrap();
+        wake_by_abort(&connect(ctx), &*ctx.store());
     });
 }
 

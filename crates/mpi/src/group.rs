@@ -1,15 +1,13 @@
 //! The process group.
 
-use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use phalanx_pg::registry::GroupInit;
 use phalanx_pg::{
     Call, CallOptions, Capabilities, Engine, Error, ErrorKind, Lane, PeerDeath, Place,
-    ProcessGroup, RawWork, Result, check_members,
+    ProcessGroup, RawWork, Result, Splits,
 };
 
 use crate::member::Member;
@@ -25,7 +23,7 @@ pub struct MpiGroup {
     lane: Arc<Lane>,
     member: Arc<Member>,
     /// Names given to splits so far.
-    splits: Mutex<HashSet<String>>,
+    splits: Splits,
 }
 
 impl MpiGroup {
@@ -68,7 +66,7 @@ impl MpiGroup {
             name,
             lane,
             member,
-            splits: Mutex::default(),
+            splits: Splits::default(),
         })
     }
 }
@@ -115,18 +113,16 @@ impl ProcessGroup for MpiGroup {
     }
 
     fn split(&self, ranks: &[usize], name: &str) -> Result<Option<Arc<dyn ProcessGroup>>> {
-        let place = || self.member.place().clone();
-        let refused = |err: Error| err.during("split").at(place());
-        check_members(ranks, self.size()).map_err(refused)?;
-        let Some(rank) = ranks.iter().position(|&rank| rank == self.rank()) else {
+        let place = self.member.place();
+        let usable = || self.lane.check_usable();
+        let claimed = self
+            .splits
+            .claim(place, self.size(), (ranks, name), usable)?;
+        let Some(rank) = claimed else {
             return Ok(None);
         };
-        self.lane.check_usable()?;
-        if !self.splits.lock().insert(name.to_owned()) {
-            let what = format!("a group {name:?} has been split from this one before");
-            return Err(refused(Error::invalid(what)));
-        }
-        let member = self.member.split(ranks, rank, name).map_err(refused)?;
+        let member = self.member.split(ranks, rank, name);
+        let member = member.map_err(|err| err.during("split").at(place.clone()))?;
         let group = Self::of(format!("{}/{name}", self.name), member);
         Ok(Some(group))
     }

@@ -3,8 +3,8 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use mpi::ffi;
 use parking_lot::{RwLock, RwLockReadGuard};
@@ -29,6 +29,25 @@ pub(crate) struct Library {
 /// Held for reading by whoever is inside the library.
 static INSIDE: RwLock<()> = RwLock::new(());
 static ENDED: AtomicBool = AtomicBool::new(false);
+/// Operations that go on without their callers.
+static UNFINISHED: AtomicUsize = AtomicUsize::new(0);
+
+/// Keeps the process from ending before an operation that others may depend on, for a while.
+#[derive(Debug)]
+pub(crate) struct Unfinished(());
+
+impl Unfinished {
+    pub(crate) fn new() -> Self {
+        UNFINISHED.fetch_add(1, Ordering::AcqRel);
+        Self(())
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        UNFINISHED.fetch_sub(1, Ordering::AcqRel);
+    }
+}
 
 /// The right to call MPI for a while.
 #[derive(Debug)]
@@ -94,6 +113,10 @@ fn start() -> Result<Library> {
 }
 
 extern "C" fn finish() {
+    let start = Instant::now();
+    while UNFINISHED.load(Ordering::Acquire) > 0 && start.elapsed() < LAST_CALLS {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     ENDED.store(true, Ordering::Release);
     // A thread that is in a call whose peers are gone will not come back: then the launcher has to
     // clean up.

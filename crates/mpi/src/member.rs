@@ -14,6 +14,7 @@ use crate::collective::{Round, by_library, data_for_hello, is_by_library};
 use crate::comm::Comm;
 use crate::flight::{Flight, take};
 use crate::hello::Hello;
+use crate::library::Unfinished;
 use crate::messages::Messages;
 
 /// Tags of the control communicator; those of hellos come first.
@@ -335,7 +336,9 @@ impl Member {
             return;
         }
         let comm = Arc::clone(&self.comm);
+        let unfinished = Unfinished::new();
         let go_on = move || {
+            let _unfinished = unfinished;
             while let Ok(false) = hello.advance() {
                 std::thread::sleep(WITHOUT_CALLER);
             }

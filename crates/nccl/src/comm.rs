@@ -10,7 +10,10 @@ use phalanx_pg::{Error, ErrorKind, RawStream, Result};
 
 use crate::step::{Operator, Step};
 
-/// Between two questions whether a call of a non-blocking communicator is done.
+/// How often to ask whether a call of a non-blocking communicator is done before giving way to
+/// others: most are within microseconds.
+const BUSY: usize = 100;
+/// Between two questions after that.
 const POLL: Duration = Duration::from_micros(50);
 
 /// One of NCCL's communicators, non-blocking: no call on it waits for a peer.
@@ -89,9 +92,10 @@ impl Comm {
 
     /// Waits until the last call is on its way: a stream that is marked now marks its end.
     fn settle(&self, call: &'static str, patience: Patience<'_>) -> Result<()> {
-        loop {
+        for asked in 0.. {
             match self.async_error()? {
-                ncclSuccess => return Ok(()),
+                ncclSuccess => break,
+                ncclInProgress if asked < BUSY => std::thread::yield_now(),
                 ncclInProgress => {
                     patience()?;
                     std::thread::sleep(POLL);
@@ -99,6 +103,7 @@ impl Comm {
                 code => return Err(failure(&self.nccl.error(call, code))),
             }
         }
+        Ok(())
     }
 
     /// What went wrong since, or whether a call is in progress.
@@ -336,11 +341,15 @@ impl Comm {
         self.check(name, code)
     }
 
-    /// Ends it in order, together with the other ranks.
-    pub(crate) fn finalize(&self, patience: Patience<'_>) -> Result<()> {
+    /// Begins an orderly end, which takes all ranks.
+    pub(crate) fn begin_end(&self) -> Result<()> {
         // SAFETY: a live communicator.
         let code = unsafe { (self.nccl.ncclCommFinalize)(self.live()?) };
-        self.check("ncclCommFinalize", code)?;
+        self.check("ncclCommFinalize", code)
+    }
+
+    /// Waits for the end that [`begin_end`](Comm::begin_end) began.
+    pub(crate) fn end(&self, patience: Patience<'_>) -> Result<()> {
         self.settle("ncclCommFinalize", patience)?;
         let handle = self.handle.swap(ptr::null_mut(), Ordering::AcqRel);
         // SAFETY: taken out, so that nobody else frees it; a null handle is nothing to free.

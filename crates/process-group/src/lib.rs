@@ -72,7 +72,7 @@ pub use recorder::{Recorder, RecorderOptions};
 pub use set::{Member, Set};
 pub use sigusr1::{SignalDump, dump_on_sigusr1};
 pub use sparse::Sparse;
-pub use subgroup::check_members;
+pub use subgroup::{Splits, check_members, group_identity};
 pub use tally::{Part, Tally};
 pub use trace::{Arrival, GroupConfig, GroupStatus, TRACE_VERSION, Trace, TraceEntry, TraceState};
 pub use typed_work::Work;

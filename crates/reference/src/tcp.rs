@@ -347,7 +347,7 @@ mod tests {
     use std::net::TcpListener;
 
     use super::*;
-    use crate::connect::{Seat, identity};
+    use crate::connect::Seat;
 
     /// Rank 0 of a group of two whose other rank is a bare socket.
     fn beside_a_stranger() -> (Arc<Member>, TcpStream) {
@@ -356,7 +356,7 @@ mod tests {
         let members = vec![0, 1];
         let seat = Seat {
             name: "pair".into(),
-            identity: identity("", "pair", &members),
+            identity: phalanx_pg::group_identity("", "pair", &members),
             rank: 0,
             members,
             timeout: Duration::from_secs(30),

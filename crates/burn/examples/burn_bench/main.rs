@@ -69,11 +69,13 @@ fn main() -> ExitCode {
     }
 }
 
+type Measured<T> = Result<T, Box<dyn Error>>;
+
 /// A model's name, and its measurements.
 struct Kind {
     name: &'static str,
-    overhead: fn(&Args) -> Result<[Vec<f64>; 2], Box<dyn Error>>,
-    rank: fn(&Args) -> Result<f64, Box<dyn Error>>,
+    overhead: fn(&Args) -> Measured<[Vec<f64>; 2]>,
+    rank: fn(&Args) -> Measured<f64>,
 }
 
 const KINDS: [Kind; 3] = [

@@ -47,7 +47,7 @@ use std::time::{Duration, Instant};
 
 use phalanx_pg::{CallKind, CallOptions, ProcessGroup, ProcessGroupExt};
 
-pub use faults::survive;
+pub use faults::{break_by_timeout, survive, wake_by_abort};
 pub use on_device::OnDevice;
 
 /// How much of the product of calls, types, operators, sizes, memory and modes to run.
@@ -151,6 +151,20 @@ pub struct Report {
     pub passed: Vec<(&'static str, Duration)>,
     /// Those that were not asked of the backend, and why.
     pub skipped: Vec<(&'static str, String)>,
+}
+
+impl Report {
+    /// That every case of the suite passed on each of `ranks` ranks, but for those that need more
+    /// peers than there are.
+    ///
+    /// # Panics
+    ///
+    /// If another one was left out.
+    pub fn assert_complete(&self, ranks: usize) {
+        let unexpected = |(_, why): &&(&str, String)| !(why.starts_with("needs ") && ranks < 4);
+        assert_eq!(self.skipped.iter().find(unexpected), None, "{self}");
+        assert_eq!(self.passed.len() + self.skipped.len(), cases().len());
+    }
 }
 
 impl fmt::Display for Report {
