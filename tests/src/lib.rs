@@ -108,6 +108,10 @@ mod native_backend {}
 mod backends {}
 
 #[cfg(doctest)]
+#[doc = include_str!("../../docs/nccl.md")]
+mod nccl {}
+
+#[cfg(doctest)]
 #[doc = include_str!("../../docs/custom-backend.md")]
 mod custom_backend {}
 

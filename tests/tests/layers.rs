@@ -83,6 +83,9 @@ const RULES: &[Rule] = &[
     with_unsafe("phalanx-mpi", CORE),
     with_unsafe("nccl-sys", &[]),
     with_unsafe("phalanx-nccl", &["nccl-sys", "phalanx-pg", "phalanx-store"]),
+    // Libraries for tests only, which nothing depends on but tests.
+    with_unsafe("emu-cuda", &[]),
+    with_unsafe("emu-nccl", &["nccl-sys", "phalanx-pg"]),
     safe("phalanx-reducer", CORE),
     safe(
         "phalanx-ddp",

@@ -10,6 +10,7 @@ mod fuzz;
 mod interop;
 mod miri;
 mod mpich;
+mod nccl;
 mod shell;
 mod slurm;
 mod soak;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use crate::shell::Cmd;
-use crate::{Failure, mpich};
+use crate::{Failure, mpich, nccl};
 
 /// Run a long version of what `cargo xtask test` samples.
 #[derive(clap::Args)]
@@ -33,6 +33,13 @@ enum What {
     /// The tests of the mpi backend on MPICH instead of the system's MPI: Debian's packages of it,
     /// unpacked beside the system and not installed, in a target directory of their own
     Mpich,
+    /// Faults of the NCCL backend on the emulated device, many times over; then whether the crate
+    /// type-checks beside the features of cudarc that candle and cubecl ask for
+    Nccl {
+        /// How often each fault is tried
+        #[arg(long, default_value_t = 50)]
+        runs: u32,
+    },
     /// Ranks that are killed or stopped in the middle of a random mix of calls. Prints how far it
     /// is, every run that goes wrong, and a summary with the times from the kill to the errors
     Chaos {
@@ -57,6 +64,7 @@ enum What {
 pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let soak = match &args.what {
         What::Mpich => mpich::tests()?,
+        What::Nccl { runs } => return nccl::soak(*runs),
         What::Conformance {
             backend,
             ranks,

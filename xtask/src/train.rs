@@ -7,7 +7,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use crate::Failure;
-use crate::shell::{Cmd, root, target_dir};
+use crate::shell::{Cmd, as_in_tests, root, target_dir};
 
 /// What the default number of epochs reaches; less means that something is broken.
 const ACCURACY: f64 = 0.96;
@@ -122,7 +122,13 @@ fn build_args(framework: Framework) -> [&'static str; 9] {
 
 /// Builds both programs; the directory that they are in, from the top of the work tree if below.
 fn build(framework: Framework, quiet: bool) -> Result<PathBuf, Failure> {
-    let build = Cmd::cargo().args(build_args(framework));
+    let build = match as_in_tests() {
+        None => Cmd::cargo().args(build_args(framework)),
+        Some(workspace) => {
+            let targets = ["--bin", "phalanx", "--example", framework.example()];
+            Cmd::cargo().arg("build").args(workspace).args(targets)
+        }
+    };
     let success = match quiet {
         true => build.arg("--quiet").read().is_ok(),
         false => build.status()?.success(),

@@ -1,3 +1,5 @@
+//! A linear layer, trained by all ranks together.
+
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, Tensor};

@@ -7,7 +7,8 @@ use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
-use common::{Cnn, DEADLINE, Mlp, Reader, alone, cross_entropy, device, numbers, weights};
+use common::ranks::{DEADLINE, alone, distance};
+use common::{Cnn, Mlp, Reader, cross_entropy, device, numbers, weights};
 use phalanx_burn::{Ddp, DdpConfig, Error};
 use phalanx_testkit::World;
 
@@ -248,7 +249,7 @@ fn accumulated_gradients_count_once() {
             let floats = |bits: Option<Vec<u32>>| -> Vec<f32> {
                 bits.unwrap().into_iter().map(f32::from_bits).collect()
             };
-            let apart = common::distance(&floats(a), &floats(b));
+            let apart = distance(&floats(a), &floats(b));
             assert!(apart < 1e-6, "{name}: {apart}");
         }
     }

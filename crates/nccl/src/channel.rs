@@ -266,14 +266,16 @@ impl Channel {
         }
     }
 
-    /// Ends the communicator in order.
-    pub(crate) fn finalize(&self, patience: Patience<'_>) -> Result<()> {
-        let Some(comm) = self.comm.get() else {
-            return Ok(());
-        };
-        self.device.bind()?;
+    /// Begins an orderly end of the communicator, if there is one.
+    pub(crate) fn begin_end(&self) -> Result<()> {
         let _calls = self.inner.lock();
-        comm.finalize(patience)
+        self.comm.get().map_or(Ok(()), Comm::begin_end)
+    }
+
+    /// Ends it, together with the other ranks.
+    pub(crate) fn end(&self, patience: Patience<'_>) -> Result<()> {
+        let _calls = self.inner.lock();
+        self.comm.get().map_or(Ok(()), |comm| comm.end(patience))
     }
 }
 

@@ -8,9 +8,12 @@ use std::time::Duration;
 use nccl_sys::*;
 use phalanx_pg::{Error, ErrorKind, RawStream, Result};
 
-use crate::step::{Operator, Step};
+use crate::step::{Kind, Operator, Step};
 
-/// Between two questions whether a call of a non-blocking communicator is done.
+/// How often to ask whether a call of a non-blocking communicator is done before giving way to
+/// others: most are within microseconds.
+const BUSY: usize = 100;
+/// Between two questions after that.
 const POLL: Duration = Duration::from_micros(50);
 
 /// One of NCCL's communicators, non-blocking: no call on it waits for a peer.
@@ -89,9 +92,10 @@ impl Comm {
 
     /// Waits until the last call is on its way: a stream that is marked now marks its end.
     fn settle(&self, call: &'static str, patience: Patience<'_>) -> Result<()> {
-        loop {
+        for asked in 0.. {
             match self.async_error()? {
-                ncclSuccess => return Ok(()),
+                ncclSuccess => break,
+                ncclInProgress if asked < BUSY => std::thread::yield_now(),
                 ncclInProgress => {
                     patience()?;
                     std::thread::sleep(POLL);
@@ -99,6 +103,7 @@ impl Comm {
                 code => return Err(failure(&self.nccl.error(call, code))),
             }
         }
+        Ok(())
     }
 
     /// What went wrong since, or whether a call is in progress.
@@ -196,151 +201,70 @@ impl Comm {
 
     fn call(&self, step: &Step, made: Option<ncclRedOp_t>, stream: RawStream) -> Result<()> {
         let (nccl, comm, stream) = (self.nccl, self.live()?, stream as cudaStream_t);
+        let (send, recv) = (step.send as *const c_void, step.recv as *mut c_void);
+        let (count, dtype) = (step.count, step.dtype);
         let op = |operator: &Operator| match operator {
             Operator::Plain(op) => *op,
             Operator::Premul { .. } => made.unwrap_or(ncclSum),
         };
         // SAFETY: a live communicator and stream of one device. The addresses are those of the
         // call's buffers, which the operation owns until its end event has been reached, and the
-        // counts were taken from them (`step.rs`). Optional functions were looked for there too.
+        // counts were taken from them (`step.rs`).
         let (name, code) = unsafe {
-            match step {
-                Step::AllReduce {
-                    send,
-                    recv,
-                    count,
-                    dtype,
-                    operator,
-                } => (
+            match &step.kind {
+                Kind::AllReduce(operator) => (
                     "ncclAllReduce",
-                    (nccl.ncclAllReduce)(
-                        *send as _,
-                        *recv as _,
-                        *count,
-                        *dtype,
-                        op(operator),
-                        comm,
-                        stream,
-                    ),
+                    (nccl.ncclAllReduce)(send, recv, count, dtype, op(operator), comm, stream),
                 ),
-                Step::Reduce {
-                    send,
-                    recv,
-                    count,
-                    dtype,
-                    operator,
-                    root,
-                } => (
+                Kind::Reduce(operator, root) => (
                     "ncclReduce",
-                    (nccl.ncclReduce)(
-                        *send as _,
-                        *recv as _,
-                        *count,
-                        *dtype,
-                        op(operator),
-                        *root,
-                        comm,
-                        stream,
-                    ),
+                    (nccl.ncclReduce)(send, recv, count, dtype, op(operator), *root, comm, stream),
                 ),
-                Step::ReduceScatter {
-                    send,
-                    recv,
-                    count,
-                    dtype,
-                    operator,
-                } => (
+                Kind::ReduceScatter(operator) => (
                     "ncclReduceScatter",
-                    (nccl.ncclReduceScatter)(
-                        *send as _,
-                        *recv as _,
-                        *count,
-                        *dtype,
-                        op(operator),
-                        comm,
-                        stream,
-                    ),
+                    (nccl.ncclReduceScatter)(send, recv, count, dtype, op(operator), comm, stream),
                 ),
-                Step::Broadcast {
-                    data,
-                    count,
-                    dtype,
-                    root,
-                } => (
+                Kind::Broadcast(root) => (
                     "ncclBroadcast",
-                    (nccl.ncclBroadcast)(
-                        *data as _, *data as _, *count, *dtype, *root, comm, stream,
-                    ),
+                    (nccl.ncclBroadcast)(send, recv, count, dtype, *root, comm, stream),
                 ),
-                Step::AllGather {
-                    send,
-                    recv,
-                    count,
-                    dtype,
-                } => (
+                Kind::AllGather => (
                     "ncclAllGather",
-                    (nccl.ncclAllGather)(*send as _, *recv as _, *count, *dtype, comm, stream),
+                    (nccl.ncclAllGather)(send, recv, count, dtype, comm, stream),
                 ),
-                Step::Send {
-                    data,
-                    count,
-                    dtype,
-                    peer,
-                } => (
+                Kind::Send(peer) => (
                     "ncclSend",
-                    (nccl.ncclSend)(*data as _, *count, *dtype, *peer, comm, stream),
+                    (nccl.ncclSend)(send, count, dtype, *peer, comm, stream),
                 ),
-                Step::Recv {
-                    data,
-                    count,
-                    dtype,
-                    peer,
-                } => (
+                Kind::Recv(peer) => (
                     "ncclRecv",
-                    (nccl.ncclRecv)(*data as _, *count, *dtype, *peer, comm, stream),
+                    (nccl.ncclRecv)(recv, count, dtype, *peer, comm, stream),
                 ),
-                Step::AllToAll {
-                    call,
-                    send,
-                    recv,
-                    count,
-                    dtype,
-                } => (
-                    "ncclAlltoAll",
-                    call(*send as _, *recv as _, *count, *dtype, comm, stream),
-                ),
-                Step::Gather {
-                    call,
-                    send,
-                    recv,
-                    count,
-                    dtype,
-                    root,
-                } => (
+                Kind::AllToAll(call) => {
+                    ("ncclAlltoAll", call(send, recv, count, dtype, comm, stream))
+                }
+                Kind::Gather(call, root) => (
                     "ncclGather",
-                    call(*send as _, *recv as _, *count, *dtype, *root, comm, stream),
+                    call(send, recv, count, dtype, *root, comm, stream),
                 ),
-                Step::Scatter {
-                    call,
-                    send,
-                    recv,
-                    count,
-                    dtype,
-                    root,
-                } => (
+                Kind::Scatter(call, root) => (
                     "ncclScatter",
-                    call(*send as _, *recv as _, *count, *dtype, *root, comm, stream),
+                    call(send, recv, count, dtype, *root, comm, stream),
                 ),
             }
         };
         self.check(name, code)
     }
 
-    /// Ends it in order, together with the other ranks.
-    pub(crate) fn finalize(&self, patience: Patience<'_>) -> Result<()> {
+    /// Begins an orderly end, which takes all ranks.
+    pub(crate) fn begin_end(&self) -> Result<()> {
         // SAFETY: a live communicator.
         let code = unsafe { (self.nccl.ncclCommFinalize)(self.live()?) };
-        self.check("ncclCommFinalize", code)?;
+        self.check("ncclCommFinalize", code)
+    }
+
+    /// Waits for the end that [`begin_end`](Comm::begin_end) began.
+    pub(crate) fn end(&self, patience: Patience<'_>) -> Result<()> {
         self.settle("ncclCommFinalize", patience)?;
         let handle = self.handle.swap(ptr::null_mut(), Ordering::AcqRel);
         // SAFETY: taken out, so that nobody else frees it; a null handle is nothing to free.

@@ -1,11 +1,11 @@
 //! What a group's callers, its watchdog and its connecting threads share.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use nccl_sys::{Nccl, ncclUniqueId};
+use nccl_sys::Nccl;
 use parking_lot::{Condvar, Mutex};
 use phalanx_pg::{
     Buffer, Call, CallKind, CallOptions, DType, Error, ErrorKind, MAX_OUTSTANDING, Place,
@@ -14,7 +14,6 @@ use phalanx_pg::{
 
 use crate::board::Board;
 use crate::channel::{Channel, Job, Line};
-use crate::comm::{Comm, failure};
 use crate::driver::{Device, Event};
 use crate::memory::{self, Home};
 use crate::op::{Op, buffers};
@@ -38,12 +37,13 @@ pub(crate) struct Core {
     order: Mutex<u64>,
     /// What barriers reduce.
     token: OnceLock<Buffer>,
-    collectives: Arc<Channel>,
+    pub(crate) collectives: Arc<Channel>,
     /// For messages.
     lines: Mutex<BTreeMap<Line, Arc<Channel>>>,
     /// The first cause.
     broken: OnceLock<Cause>,
     closed: AtomicBool,
+    submitting: AtomicUsize,
     bell: Mutex<Bell>,
     rung: Condvar,
 }
@@ -58,8 +58,12 @@ pub(crate) struct Cause {
 
 #[derive(Debug, Default)]
 struct Bell {
-    /// There is something new to look at.
-    rung: bool,
+    /// An operation was submitted since the watchdog last had nothing to do.
+    work: bool,
+    /// The group broke or was closed.
+    alarm: bool,
+    /// The watchdog has nothing to do.
+    idle: bool,
     /// The watchdog has ended.
     silent: bool,
 }
@@ -95,6 +99,7 @@ impl Core {
             lines: Mutex::default(),
             broken: OnceLock::new(),
             closed: AtomicBool::new(false),
+            submitting: AtomicUsize::new(0),
             bell: Mutex::default(),
             rung: Condvar::new(),
         }))
@@ -153,25 +158,44 @@ impl Core {
         self.ring();
     }
 
-    /// Wakes the watchdog.
-    pub(crate) fn ring(&self) {
-        self.bell.lock().rung = true;
+    /// Has the watchdog look at once.
+    fn ring(&self) {
+        self.bell.lock().alarm = true;
         self.rung.notify_all();
     }
 
-    /// Waits for the bell, for `limit` at most if there is one.
-    pub(crate) fn listen(&self, limit: Option<Duration>) {
+    /// Has the watchdog look again, if it had nothing to do.
+    fn announce(&self) {
         let mut bell = self.bell.lock();
-        while !std::mem::take(&mut bell.rung) {
-            match limit {
-                Some(limit) => {
-                    self.rung.wait_for(&mut bell, limit);
-                    bell.rung = false;
-                    return;
+        bell.work = true;
+        if bell.idle {
+            self.rung.notify_all();
+        }
+    }
+
+    /// The watchdog's rest: until there is an alarm, or until `pause` is over. Without operations
+    /// there is no pause to end, and it rests until one is submitted.
+    pub(crate) fn rest(&self, pause: Option<Duration>) {
+        let mut bell = self.bell.lock();
+        match pause {
+            Some(pause) if !bell.alarm => {
+                self.rung.wait_for(&mut bell, pause);
+            }
+            Some(_) => {}
+            None => {
+                bell.idle = true;
+                while !bell.alarm && !bell.work {
+                    self.rung.wait(&mut bell);
                 }
-                None => self.rung.wait(&mut bell),
+                bell.idle = false;
             }
         }
+        (bell.alarm, bell.work) = (false, false);
+    }
+
+    /// Number of threads that are inside [`push`](Core::push), and may not come back.
+    pub(crate) fn submitting(&self) -> usize {
+        self.submitting.load(Ordering::Acquire)
     }
 
     /// The watchdog has ended.
@@ -192,7 +216,7 @@ impl Core {
     }
 
     /// Fails what goes on after the group broke or `op` ran out of time.
-    fn patience(&self, since: Instant, timeout: Duration) -> Result<()> {
+    pub(crate) fn patience(&self, since: Instant, timeout: Duration) -> Result<()> {
         if let Some(cause) = self.cause() {
             return Err(Error::broken_by(&cause.error));
         }
@@ -317,7 +341,7 @@ impl Core {
             let token = memory::allocate(&self.device, DType::F32, 1, &self.home)?;
             // It must be there before another stream uses it; this happens once.
             let mut host = Buffer::zeroed(DType::F32, 1);
-            memory::copy(&self.device, &token, &mut host, 0)?;
+            memory::copy(&self.device, &token, 0..1, &mut host, 0)?;
             let _ = self.token.set(token);
         }
         let token = self.token.get().expect("just set");
@@ -337,7 +361,11 @@ impl Core {
 
     fn push(self: &Arc<Self>, channel: &Arc<Channel>, job: Job) -> Result<()> {
         let (since, timeout) = (job.op.enqueued, job.op.timeout);
+        // Before the library is called: only the watchdog can end a call that does not come back.
+        self.submitting.fetch_add(1, Ordering::AcqRel);
+        self.announce();
         let pushed = channel.push(job, &|| self.patience(since, timeout));
+        self.submitting.fetch_sub(1, Ordering::AcqRel);
         match pushed {
             Ok(true) => self.start_connecting(channel)?,
             Ok(false) => {}
@@ -345,86 +373,6 @@ impl Core {
                 self.fail(err.clone(), true);
                 return Err(err);
             }
-        }
-        self.ring();
-        Ok(())
-    }
-
-    fn start_connecting(self: &Arc<Self>, channel: &Arc<Channel>) -> Result<()> {
-        let (core, channel) = (Arc::clone(self), Arc::clone(channel));
-        let connect = move || {
-            if let Err(err) = core.connect(&channel) {
-                core.fail(err.during("connecting"), true);
-            }
-            core.ring();
-        };
-        let named = std::thread::Builder::new().name("phalanx-nccl-connect".into());
-        named.spawn(connect).map(drop).map_err(|err| {
-            let err = Error::new(ErrorKind::Backend, format!("starting a thread: {err}"));
-            self.fail(err.clone(), true);
-            err
-        })
-    }
-
-    /// Makes the channel's communicator, with PyTorch's keys. Ends when the group breaks, which it
-    /// does when an operation has waited for too long.
-    fn connect(&self, channel: &Channel) -> Result<()> {
-        self.device.bind()?;
-        let patience = || self.patience(Instant::now(), Duration::MAX);
-        let (mut ids, rank, size) = match channel.line {
-            Line::All => (self.collective_ids(&patience)?, self.rank, self.size),
-            Line::To(peer) => {
-                let key = format!("{}:{peer}", self.rank);
-                (vec![self.id(&key, true, &patience)?], 0, 2)
-            }
-            Line::From(peer) => {
-                let key = format!("{peer}:{}", self.rank);
-                (vec![self.id(&key, false, &patience)?], 1, 2)
-            }
-        };
-        let comm = Comm::join(self.nccl, &mut ids, rank, size, &patience)?;
-        channel.connected(comm, &patience)
-    }
-
-    /// The ids of the communicator of all ranks: one, or for many ranks several, made by ranks
-    /// that are spread over all.
-    fn collective_ids(&self, patience: &dyn Fn() -> Result<()>) -> Result<Vec<ncclUniqueId>> {
-        let roots = self.size.div_ceil(self.options.ranks_per_root);
-        if roots < 2 || self.nccl.ncclCommInitRankScalable.is_none() {
-            return Ok(vec![self.id("0", self.rank == 0, patience)?]);
-        }
-        let root = |index: usize| index * self.size / roots;
-        let ids = (0..roots).map(|index| {
-            let key = format!("UniqueNCCLID:{index}");
-            self.id(&key, self.rank == root(index), patience)
-        });
-        // Every rank makes its own before it waits for others': the keys are in root order.
-        ids.collect()
-    }
-
-    fn id(&self, key: &str, make: bool, patience: &dyn Fn() -> Result<()>) -> Result<ncclUniqueId> {
-        if !make {
-            return self.board.get_id(key, patience);
-        }
-        let mut id = ncclUniqueId::EMPTY;
-        // SAFETY: it points to room for an id.
-        let code = unsafe { (self.nccl.ncclGetUniqueId)(&mut id) };
-        let made = self.nccl.check("ncclGetUniqueId", code);
-        made.map_err(|err| failure(&err))?;
-        self.board.put_id(key, id)?;
-        Ok(id)
-    }
-
-    /// Makes the communicator of all ranks now.
-    pub(crate) fn connect_now(self: &Arc<Self>) -> Result<()> {
-        if self.collectives.claim() {
-            self.start_connecting(&self.collectives)?;
-        }
-        let since = Instant::now();
-        while !self.collectives.is_connected() {
-            let waited = self.patience(since, self.timeout);
-            waited.inspect_err(|err| self.fail(err.clone(), true))?;
-            std::thread::sleep(Duration::from_millis(1));
         }
         Ok(())
     }
@@ -438,8 +386,14 @@ impl Core {
             )),
             false => Ok(()),
         };
-        let mut channels = self.channels().into_iter();
-        channels.try_for_each(|channel| channel.finalize(&patience))
+        // All are begun before any is waited for: ranks list their communicators in other orders.
+        let channels = self.channels();
+        channels
+            .iter()
+            .try_for_each(|channel| channel.begin_end())?;
+        channels
+            .iter()
+            .try_for_each(|channel| channel.end(&patience))
     }
 
     /// Waits until nothing is outstanding.

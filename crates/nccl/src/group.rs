@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -209,8 +210,8 @@ impl ProcessGroup for NcclGroup {
         allocated.map_err(|err| err.at(self.core.place.clone()))
     }
 
-    fn copy(&self, from: &Buffer, to: &mut Buffer, at: usize) -> Result<()> {
-        let copied = memory::copy(&self.core.device, from, to, at);
+    fn copy(&self, from: &Buffer, range: Range<usize>, to: &mut Buffer, at: usize) -> Result<()> {
+        let copied = memory::copy(&self.core.device, from, range, to, at);
         copied.map_err(|err| err.at(self.core.place.clone()))
     }
 

@@ -20,11 +20,13 @@
 //! |---|---|
 //! | `group.rs`, `options.rs` | the process group; how it is to behave |
 //! | `core.rs` | what callers, watchdog and connecting threads share: order, numbers, the broken state |
+//! | `connect.rs` | how communicators come to be |
 //! | `channel.rs` | a communicator with its stream and the operations on it |
 //! | `op.rs` | one operation: its events, its memory, its end |
 //! | `step.rs` | a call in terms of NCCL's functions |
 //! | `comm.rs` | the thin layer over NCCL's handle |
 //! | `driver.rs`, `memory.rs` | devices, streams, events; device memory and copies |
+//! | `slices.rs` | with the feature `cudarc-0_19`: buffers from slices of cudarc's |
 //! | `board.rs` | what ranks tell each other through the store: ids, and why a group broke |
 //! | `watchdog.rs` | a thread per group that sees to it that every operation ends |
 //!
@@ -55,14 +57,19 @@
 mod board;
 mod channel;
 mod comm;
+mod connect;
 mod core;
 mod driver;
 mod group;
 mod memory;
 mod op;
 mod options;
+#[cfg(feature = "cudarc-0_19")]
+mod slices;
 mod step;
 mod watchdog;
 
 pub use group::NcclGroup;
 pub use options::Options;
+#[cfg(feature = "cudarc-0_19")]
+pub use slices::buffer_from_slice;

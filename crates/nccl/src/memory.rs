@@ -1,5 +1,6 @@
 //! Device memory and copies.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -96,72 +97,91 @@ pub(crate) fn allocate(
 }
 
 /// See [`ProcessGroup::copy`](phalanx_pg::ProcessGroup::copy).
-pub(crate) fn copy(device: &Arc<Device>, from: &Buffer, to: &mut Buffer, at: usize) -> Result<()> {
-    check_copy(from, to, at)?;
-    let (offset, bytes) = (at * to.dtype().size(), from.byte_len());
-    if bytes == 0 {
+pub(crate) fn copy(
+    device: &Arc<Device>,
+    from: &Buffer,
+    range: Range<usize>,
+    to: &mut Buffer,
+    at: usize,
+) -> Result<()> {
+    check_copy(from, &range, to, at)?;
+    if range.is_empty() {
         return Ok(());
     }
     device.bind()?;
-    let address = |buffer: &Buffer| buffer.as_ptr().as_ptr() as u64;
+    let size = to.dtype().size();
+    let (start, end, offset) = (range.start * size, range.end * size, at * size);
     match (from.device(), to.device()) {
         (Place::Cpu, Place::Cpu) => {
-            let source = from.as_bytes()?;
-            to.as_bytes_mut()?[offset..offset + bytes].copy_from_slice(source);
+            let source = &from.as_bytes()?[start..end];
+            to.as_bytes_mut()?[offset..][..source.len()].copy_from_slice(source);
+            Ok(())
         }
-        (Place::Cpu, Place::Cuda(_)) => {
-            check_own(device, to)?;
-            let (target, stream) = (address(to) + offset as u64, to.stream());
-            // SAFETY: the range lies in `to`, which is borrowed mutably. Memory of the host's may
-            // be reused at once: the driver stages what is not pinned, and for what is, the
-            // stream is waited for.
-            unsafe {
-                let copied =
-                    result::memcpy_htod_async(target, from.as_bytes()?, stream as sys::CUstream);
-                check("cuMemcpyHtoDAsync", copied)?;
-                let done = result::stream::synchronize(stream as sys::CUstream);
-                check("cuStreamSynchronize", done)?;
-            }
+        (Place::Cpu, _) => upload(device, &from.as_bytes()?[start..end], to, offset),
+        (_, Place::Cpu) => {
+            let target = &mut to.as_bytes_mut()?[offset..][..end - start];
+            download(device, from, start, target)
         }
-        (Place::Cuda(_), Place::Cpu) => {
-            check_own(device, from)?;
-            let (source, stream) = (address(from), from.stream());
-            let target = &mut to.as_bytes_mut()?[offset..offset + bytes];
-            // SAFETY: the range is all of `from`; the host's memory is borrowed until the stream
-            // has been waited for.
-            unsafe {
-                let copied = result::memcpy_dtoh_async(target, source, stream as sys::CUstream);
-                check("cuMemcpyDtoHAsync", copied)?;
-                let done = result::stream::synchronize(stream as sys::CUstream);
-                check("cuStreamSynchronize", done)?;
-            }
-        }
-        (Place::Cuda(_), Place::Cuda(_)) => {
-            check_own(device, from)?;
-            check_own(device, to)?;
-            let (source, target) = (from.stream(), to.stream());
-            if source != target {
-                device.mark(source)?.hold(target)?;
-            }
-            // SAFETY: both ranges lie in their buffers and live allocations; the copy runs on
-            // the target's stream after what the source's has done.
-            check("cuMemcpyDtoDAsync", unsafe {
-                result::memcpy_dtod_async(
-                    address(to) + offset as u64,
-                    address(from),
-                    bytes,
-                    target as sys::CUstream,
-                )
-            })?;
-            if source != target {
-                // What is put on the source's stream later, a free for example, waits for it.
-                device.mark(target)?.hold(source)?;
-            }
-        }
-        (a, b) => {
-            let what = format!("cannot copy from {a} to {b}");
-            return Err(Error::unsupported(what));
-        }
+        _ => across(device, (from, start..end), to, offset),
+    }
+}
+
+/// An address inside a buffer.
+fn address(buffer: &Buffer, offset: usize) -> u64 {
+    buffer.as_ptr().as_ptr() as u64 + offset as u64
+}
+
+fn upload(device: &Device, from: &[u8], to: &mut Buffer, offset: usize) -> Result<()> {
+    check_own(device, to)?;
+    let stream = to.stream() as sys::CUstream;
+    // SAFETY: the range lies in `to`, which is borrowed mutably. The host's memory is borrowed
+    // until the stream has been waited for: the driver stages what is not pinned, and reads later
+    // what is.
+    unsafe {
+        let copied = result::memcpy_htod_async(address(to, offset), from, stream);
+        check("cuMemcpyHtoDAsync", copied)?;
+        check("cuStreamSynchronize", result::stream::synchronize(stream))
+    }
+}
+
+fn download(device: &Device, from: &Buffer, start: usize, to: &mut [u8]) -> Result<()> {
+    check_own(device, from)?;
+    let stream = from.stream() as sys::CUstream;
+    // SAFETY: the range lies in `from`; the host's memory is borrowed until the stream has been
+    // waited for.
+    unsafe {
+        let copied = result::memcpy_dtoh_async(to, address(from, start), stream);
+        check("cuMemcpyDtoHAsync", copied)?;
+        check("cuStreamSynchronize", result::stream::synchronize(stream))
+    }
+}
+
+/// From device memory to device memory, without the host.
+fn across(
+    device: &Arc<Device>,
+    (from, range): (&Buffer, Range<usize>),
+    to: &mut Buffer,
+    offset: usize,
+) -> Result<()> {
+    check_own(device, from)?;
+    check_own(device, to)?;
+    let (source, target) = (from.stream(), to.stream());
+    if source != target {
+        device.mark(source)?.hold(target)?;
+    }
+    // SAFETY: both ranges lie in their buffers, whose memory lives; the copy runs on the target's
+    // stream after what the source's has done.
+    check("cuMemcpyDtoDAsync", unsafe {
+        result::memcpy_dtod_async(
+            address(to, offset),
+            address(from, range.start),
+            range.len(),
+            target as sys::CUstream,
+        )
+    })?;
+    if source != target {
+        // What is put on the source's stream later, a free for example, waits for it.
+        device.mark(target)?.hold(source)?;
     }
     Ok(())
 }

@@ -65,10 +65,10 @@ impl Watchdog {
             match outstanding {
                 0 => {
                     self.pause = SHORTEST;
-                    core.listen(None);
+                    core.rest(None);
                 }
                 _ => {
-                    core.listen(Some(self.pause));
+                    core.rest(Some(self.pause));
                     self.pause = (self.pause * 2).min(LONGEST);
                 }
             }
@@ -80,7 +80,7 @@ impl Watchdog {
         if let Err(err) = core.device.bind() {
             core.fail(err, true);
         }
-        let mut outstanding = 0;
+        let mut outstanding = core.submitting();
         for channel in core.channels() {
             let (open, finding) = channel.look();
             outstanding += open;

@@ -20,7 +20,7 @@ pub(crate) fn default_backend() -> Result<&'static str> {
         Ok("reference")
     } else {
         Err(Error::unsupported(
-            "no backend is built in; enable a feature of the crate phalanx (native, gloo, mpi, \
+            "no backend for host memory is built in; enable a feature of the crate phalanx (native, gloo, mpi, \
              reference), or name a registered one with init_with",
         ))
     }
@@ -31,6 +31,7 @@ const FEATURES: &[(&str, bool)] = &[
     ("native", cfg!(feature = "native")),
     ("gloo", cfg!(feature = "gloo")),
     ("mpi", cfg!(feature = "mpi")),
+    ("nccl", cfg!(feature = "nccl")),
     ("reference", cfg!(feature = "reference")),
 ];
 
@@ -87,6 +88,8 @@ pub(crate) fn register_built_in() {
         if register("mpi", phalanx_mpi::MpiGroup::connect) {
             let _ = WORLDS.set(vec![("mpi", phalanx_mpi::MpiGroup::world)]);
         }
+        #[cfg(feature = "nccl")]
+        register("nccl", phalanx_nccl::NcclGroup::connect);
         #[cfg(feature = "reference")]
         register("reference", |init| {
             let options = phalanx_reference::Options {
@@ -106,6 +109,7 @@ pub(crate) fn register_built_in() {
     feature = "native",
     feature = "gloo",
     feature = "mpi",
+    feature = "nccl",
     feature = "reference"
 ))]
 fn register<F>(name: &str, factory: F) -> bool

@@ -38,6 +38,7 @@
 //! | `native` (default) | shared memory inside a host, TCP between hosts, by the name `native` |
 //! | `gloo` | the system's libgloo, by the name `gloo` |
 //! | `mpi` | the system's MPI, by the name `mpi`; ranks are what MPI says |
+//! | `nccl` | NCCL on CUDA memory, by the name `nccl` or as in `cpu:native,cuda:nccl`; not run on a GPU by us |
 //! | `reference` | the plain backend over TCP, by the name `reference` |
 //! | `burn` | `phalanx::burn`: [burn](https://burn.dev)'s models |
 //! | `candle` | `phalanx::candle`: [candle](https://github.com/huggingface/candle)'s models |

@@ -1,6 +1,7 @@
 //! One group made of a backend for host memory and one for devices.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
@@ -146,13 +147,13 @@ impl ProcessGroup for ByDevice {
         self.backend_for(kind(device)).allocate(device, dtype, len)
     }
 
-    fn copy(&self, from: &Buffer, to: &mut Buffer, at: usize) -> Result<()> {
+    fn copy(&self, from: &Buffer, range: Range<usize>, to: &mut Buffer, at: usize) -> Result<()> {
         // The backend for devices also knows the way to and from the host.
         let device = match (kind(from.device()), kind(to.device())) {
             (Kind::Cpu, Kind::Cpu) => Kind::Cpu,
             _ => Kind::Cuda,
         };
-        self.backend_for(device).copy(from, to, at)
+        self.backend_for(device).copy(from, range, to, at)
     }
 
     fn submit(&self, call: Call, options: &CallOptions) -> Result<RawWork> {

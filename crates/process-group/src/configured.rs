@@ -1,5 +1,6 @@
 //! A group seen through call options.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,8 +59,8 @@ impl<G: ProcessGroup + ?Sized> ProcessGroup for Configured<'_, G> {
         self.group.allocate(device, dtype, len)
     }
 
-    fn copy(&self, from: &Buffer, to: &mut Buffer, at: usize) -> Result<()> {
-        self.group.copy(from, to, at)
+    fn copy(&self, from: &Buffer, range: Range<usize>, to: &mut Buffer, at: usize) -> Result<()> {
+        self.group.copy(from, range, to, at)
     }
 
     /// A call's own options go before those of `with`.

@@ -87,10 +87,11 @@ macro_rules! delegate_description {
         fn copy(
             &self,
             from: &$crate::Buffer,
+            range: std::ops::Range<usize>,
             to: &mut $crate::Buffer,
             at: usize,
         ) -> $crate::Result<()> {
-            self.$field.copy(from, to, at)
+            self.$field.copy(from, range, to, at)
         }
     };
 }

@@ -1,6 +1,7 @@
 //! The trait that a backend implements.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -81,17 +82,17 @@ pub trait ProcessGroup: Send + Sync + fmt::Debug {
         }
     }
 
-    /// Copies all of `from` into `to` from element `at` on; for memory that the host cannot reach.
-    /// Local, never a collective call.
+    /// Copies elements of `from` into `to`, from its element `at` on; for memory that the host
+    /// cannot reach. Local, never a collective call.
     ///
     /// In the order of the buffers' streams: it sees what was put on `from`'s stream before, and
     /// what is put on `to`'s stream later sees it. To host memory it is done when this returns.
     /// From host memory, the caller may reuse the memory when this returns.
-    fn copy(&self, from: &Buffer, to: &mut Buffer, at: usize) -> Result<()> {
-        check_copy(from, to, at)?;
-        let (start, len) = (at * to.dtype().size(), from.byte_len());
-        let source = from.as_bytes()?;
-        to.as_bytes_mut()?[start..start + len].copy_from_slice(source);
+    fn copy(&self, from: &Buffer, range: Range<usize>, to: &mut Buffer, at: usize) -> Result<()> {
+        check_copy(from, &range, to, at)?;
+        let size = to.dtype().size();
+        let source = &from.as_bytes()?[range.start * size..range.end * size];
+        to.as_bytes_mut()?[at * size..][..source.len()].copy_from_slice(source);
         Ok(())
     }
 
@@ -115,16 +116,19 @@ pub trait ProcessGroup: Send + Sync + fmt::Debug {
     fn sequence(&self) -> u64;
 }
 
-/// Whether `from` fits into `to` from element `at` on, for backends that
+/// Whether the elements are there and fit into `to` from element `at` on, for backends that
 /// [`copy`](ProcessGroup::copy).
-pub fn check_copy(from: &Buffer, to: &Buffer, at: usize) -> Result<()> {
+pub fn check_copy(from: &Buffer, range: &Range<usize>, to: &Buffer, at: usize) -> Result<()> {
     if from.dtype() != to.dtype() {
         let what = format!("a copy from {} to {}", from.dtype(), to.dtype());
         return Err(Error::invalid(what));
     }
-    let end = at.checked_add(from.len());
-    if end.is_none_or(|end| end > to.len()) {
-        let (len, room) = (from.len(), to.len());
+    if range.start > range.end || range.end > from.len() {
+        let what = format!("elements {range:?} of a buffer of {}", from.len());
+        return Err(Error::invalid(what));
+    }
+    if at.checked_add(range.len()).is_none_or(|end| end > to.len()) {
+        let (len, room) = (range.len(), to.len());
         let what = format!("{len} elements do not fit into {room} from element {at} on");
         return Err(Error::invalid(what));
     }

@@ -29,7 +29,9 @@
 //! copies to and from pageable memory, which here are staged at once and complete on return.
 //!
 //! Variables: `EMU_CUDA_DEVICES`, the number of devices (default 8); `EMU_CUDA_COPY_DELAY_US`, how
-//! long copies between device addresses take, so that what runs too early is seen to.
+//! long copies between device addresses take, so that what runs too early is seen to;
+//! `EMU_CUDA_IGNORE_WAITS`, so that streams wait for no event: what a test finds wrong then, it
+//! would find wrong in a program that forgets to wait.
 
 mod api;
 mod code;

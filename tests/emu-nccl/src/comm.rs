@@ -1,7 +1,7 @@
 //! Communicators: state, connection, abort.
 
 use std::collections::BTreeMap;
-use std::ffi::{CString, c_int};
+use std::ffi::c_int;
 use std::io;
 use std::net::{Ipv4Addr, Shutdown, TcpStream};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use crate::driver::driver;
 use crate::hub::{self, Address};
-use crate::last_error::fail;
+use crate::last_error::{fail, note};
 use crate::wire::{self, Failure, Hello, Reply, Request, What};
 
 /// How long a call of a non-blocking communicator goes on after it has returned: enough that
@@ -34,7 +34,7 @@ pub(crate) struct Comm {
     pub(crate) talking: Mutex<()>,
     stream: Mutex<Option<TcpStream>>,
     pub(crate) factors: Mutex<BTreeMap<c_int, f64>>,
-    why: Mutex<CString>,
+    why: Mutex<String>,
 }
 
 static COMMS: Mutex<BTreeMap<usize, Arc<Comm>>> = Mutex::new(BTreeMap::new());
@@ -120,11 +120,12 @@ impl Comm {
 
     /// An asynchronous error.
     pub(crate) fn break_with(&self, failure: &Failure) {
-        *self.why.lock() = CString::new(failure.why.as_bytes()).unwrap_or_default();
+        *self.why.lock() = failure.why.clone();
+        note(failure.why.as_bytes());
         self.set_state(ncclResult_t(failure.code));
     }
 
-    pub(crate) fn why(&self) -> CString {
+    pub(crate) fn why(&self) -> String {
         self.why.lock().clone()
     }
 

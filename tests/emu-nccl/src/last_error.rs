@@ -1,13 +1,12 @@
 //! What `ncclGetLastError` says.
 
-use std::cell::RefCell;
 use std::ffi::{CString, c_char};
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use nccl_sys::ncclResult_t;
 
-thread_local! {
-    static LAST: RefCell<CString> = RefCell::default();
-}
+/// One for all threads, as in NCCL.
+static LAST: AtomicPtr<c_char> = AtomicPtr::new(c"".as_ptr().cast_mut());
 
 /// Notes why a call fails, and fails it.
 pub(crate) fn fail(code: ncclResult_t, why: impl Into<Vec<u8>>) -> ncclResult_t {
@@ -15,12 +14,12 @@ pub(crate) fn fail(code: ncclResult_t, why: impl Into<Vec<u8>>) -> ncclResult_t 
     code
 }
 
-/// The text stays, as NCCL's does, until the next one.
+/// The text stays until the next one. It is never freed, since somebody may be reading it.
 pub(crate) fn note(why: impl Into<Vec<u8>>) {
     let why = CString::new(why).unwrap_or_default();
-    LAST.with_borrow_mut(|last| *last = why);
+    LAST.store(why.into_raw(), Ordering::Release);
 }
 
 pub(crate) fn last() -> *const c_char {
-    LAST.with_borrow(|last| last.as_ptr())
+    LAST.load(Ordering::Acquire)
 }

@@ -58,7 +58,7 @@ pub(crate) fn add(comm: &Arc<Comm>, stream: cudaStream_t, op: Op) -> ncclResult_
             eprintln!("[emu-nccl] a call while the one before is in progress");
             return fail(ncclInvalidUsage, "the call before is in progress");
         }
-        code => return fail(code, comm.why().into_bytes()),
+        code => return fail(code, comm.why()),
     }
     let queued = Queued {
         comm: Arc::clone(comm),

@@ -1,6 +1,7 @@
 //! What a suite cannot do without and a machine may lack.
 
 use crate::Failure;
+use crate::nccl;
 use crate::shell::Cmd;
 
 /// Something that must be there for a suite.
@@ -105,4 +106,18 @@ pub(super) const MPI: Need = Need {
     },
     how_to_get: "apt-get install libopenmpi-dev openmpi-bin libclang-dev, or see docs/backends.md",
     packages: &["libopenmpi-dev", "openmpi-bin", "libclang-dev"],
+};
+
+pub(super) const NCCL: Need = Need {
+    what: "NCCL in the cache directory",
+    is_there: nccl::is_there,
+    how_to_get: "`cargo xtask test --require-all` fetches it (305 MB)",
+    packages: &[],
+};
+
+pub(super) const C_COMPILER: Need = Need {
+    what: "C compiler",
+    is_there: || Cmd::new("cc").arg("--version").succeeds(),
+    how_to_get: "on Debian: apt-get install gcc",
+    packages: &[],
 };

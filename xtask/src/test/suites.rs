@@ -1,7 +1,8 @@
 //! The table of suites.
 
 use super::Args;
-use super::needs::{CLIPPY, GLOO, MPI, NAMESPACES, Need, RUSTFMT};
+use super::needs::{C_COMPILER, CLIPPY, GLOO, MPI, NAMESPACES, NCCL, Need, RUSTFMT};
+use crate::nccl;
 use crate::shell::{Cmd, WITHOUT, target_dir};
 
 /// One line of the final table: what is run, and what must be there for it.
@@ -42,17 +43,23 @@ pub(super) const SUITES: &[Suite] = &[
     },
     Suite {
         name: "features",
-        about: "the facade with no feature, with each alone, with all that are Rust alone",
+        about: "the facade with no feature, with each alone, with all that are Rust alone; features of \
+                the backends",
         quick: true,
         needs: &[CLIPPY],
-        commands: |_| {
+        commands: |args| {
             let facade = ["--package", "phalanx", "--lib", "--no-default-features"];
-            let each = FEATURES.iter().map(|feature| (*feature).to_owned());
+            let frameworks = if args.quick { &[] } else { FRAMEWORKS };
+            let each = [FEATURES, frameworks].concat();
+            let each = each.into_iter().map(str::to_owned);
             let choices = [String::new(), FEATURES.join(",")].into_iter().chain(each);
             let bare = Cmd::cargo().arg("test").args(facade);
+            let slices = ["--package", "phalanx-nccl", "--features", "cudarc-0_19"];
+            let slices = Cmd::cargo().arg("test").args(slices);
+            let slices = slices.args(["--test", "emulated", "slices::"]);
             choices
                 .map(|features| lint_facade(&features))
-                .chain([bare])
+                .chain([bare, slices])
                 .collect()
         },
     },
@@ -116,6 +123,28 @@ pub(super) const SUITES: &[Suite] = &[
         commands: |_| with_c_library("mpi", &["phalanx-mpi"]),
     },
     Suite {
+        name: "all-features",
+        about: "the facade with all features at once",
+        quick: false,
+        needs: &[CLIPPY, GLOO, MPI],
+        commands: |_| {
+            let facade = ["--package", "phalanx", "--lib", "--all-features"];
+            let clippy = Cmd::cargo().arg("clippy").args(facade);
+            vec![clippy.args(["--", "-D", "warnings"])]
+        },
+    },
+    Suite {
+        name: "nccl",
+        about: "nccl-sys against NVIDIA's header and library, for what it answers without a GPU",
+        quick: false,
+        needs: &[NCCL, C_COMPILER],
+        commands: |_| {
+            let test = ["test", "--package", "nccl-sys", "--test", "real_nccl"];
+            let dir = nccl::dir().unwrap_or_default();
+            vec![Cmd::cargo().args(test).env("NCCL_SYS_TEST_DIR", dir)]
+        },
+    },
+    Suite {
         name: "docs",
         about: "documentation without warnings",
         quick: true,
@@ -151,7 +180,7 @@ fn frameworks(args: &Args, cargo: Cmd) -> Cmd {
 }
 
 /// The features of the facade that are Rust alone; a test keeps the lists complete.
-const FEATURES: &[&str] = &["native", "reference"];
+const FEATURES: &[&str] = &["native", "nccl", "reference"];
 const FRAMEWORKS: &[&str] = &["burn", "candle"];
 
 /// Packages that need a C library, each in a suite of its own, and the features that they are.

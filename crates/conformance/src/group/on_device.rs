@@ -1,5 +1,6 @@
 //! A group on device memory, seen as one on host memory.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Waker;
@@ -44,8 +45,8 @@ impl OnDevice {
         };
         // By way of the device: that copy is not finished when the call is made.
         let mut staged = self.inner.allocate(self.device, dtype, len)?;
-        self.inner.copy(host, &mut staged, 0)?;
-        self.inner.copy(&staged, &mut copy, 0)?;
+        self.inner.copy(host, 0..len, &mut staged, 0)?;
+        self.inner.copy(&staged, 0..len, &mut copy, 0)?;
         Ok(copy)
     }
 
@@ -174,7 +175,7 @@ fn bring_home(group: &dyn ProcessGroup, done: Done, homes: Homes) -> Result<Done
         }),
         Homes::One(Some(mut home)) => {
             if let Some(buffer) = &done.buffer {
-                group.copy(buffer, &mut home, 0)?;
+                group.copy(buffer, 0..buffer.len(), &mut home, 0)?;
             }
             Ok(Done {
                 buffer: Some(home),
@@ -232,8 +233,8 @@ impl ProcessGroup for OnDevice {
         }
     }
 
-    fn copy(&self, from: &Buffer, to: &mut Buffer, at: usize) -> Result<()> {
-        self.inner.copy(from, to, at)
+    fn copy(&self, from: &Buffer, range: Range<usize>, to: &mut Buffer, at: usize) -> Result<()> {
+        self.inner.copy(from, range, to, at)
     }
 
     fn submit(&self, call: Call, options: &CallOptions) -> Result<RawWork> {

@@ -1,12 +1,8 @@
-//! Ranks on the emulated device.
+//! The emulated libraries, where loaders find them.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use phalanx_nccl::{NcclGroup, Options};
-use phalanx_pg::registry::GroupInit;
-use phalanx_pg::{Buffer, Device, Element, ProcessGroup};
-use phalanx_testkit::{Rank, World};
+use phalanx_testkit::World;
 use tempfile::TempDir;
 
 /// The emulated libraries under the names that loaders look for.
@@ -25,57 +21,28 @@ fn built(name: &str) -> PathBuf {
 
 impl Emulator {
     pub(crate) fn new() -> Self {
+        let emulator = Self::without_nccl();
+        emulator.link(&built("libemu_nccl.so"), ["libnccl.so", "libnccl.so.2"]);
+        emulator
+    }
+
+    /// A driver, but no NCCL.
+    pub(crate) fn without_nccl() -> Self {
         let dir = tempfile::tempdir().expect("a directory");
-        let link = |library: &Path, name: &str| {
-            std::os::unix::fs::symlink(library, dir.path().join(name)).expect("a link");
-        };
-        let (cuda, nccl) = (built("libemu_cuda.so"), built("libemu_nccl.so"));
-        // Both names: loaders try the first one everywhere before the second.
-        link(&cuda, "libcuda.so");
-        link(&cuda, "libcuda.so.1");
-        link(&nccl, "libnccl.so");
-        link(&nccl, "libnccl.so.2");
-        Self { dir }
+        let emulator = Self { dir };
+        emulator.link(&built("libemu_cuda.so"), ["libcuda.so", "libcuda.so.1"]);
+        emulator
+    }
+
+    /// Under both names: loaders try the first one everywhere before the second.
+    fn link(&self, library: &Path, names: [&str; 2]) {
+        for name in names {
+            std::os::unix::fs::symlink(library, self.dir.path().join(name)).expect("a link");
+        }
     }
 
     /// A world whose ranks have the emulated device.
     pub(crate) fn world(&self, size: usize) -> World {
         World::new(size).env("LD_LIBRARY_PATH", self.dir.path())
     }
-}
-
-/// This rank's group.
-pub(crate) fn connect(rank: &Rank) -> Arc<dyn ProcessGroup> {
-    connect_with(rank, &Options::default(), |_| ())
-}
-
-pub(crate) fn connect_with(
-    rank: &Rank,
-    options: &Options,
-    change: impl FnOnce(&mut GroupInit),
-) -> Arc<dyn ProcessGroup> {
-    let mut init = GroupInit::new(rank.store(), rank.rank(), rank.size());
-    init.timeout = std::time::Duration::from_secs(60);
-    change(&mut init);
-    NcclGroup::connect_with(&init, options).expect("a group")
-}
-
-/// The device of a group: each rank has its own.
-pub(crate) fn device(group: &dyn ProcessGroup) -> Device {
-    Device::Cuda(group.global_ranks()[group.rank()] as u32)
-}
-
-pub(crate) fn upload<T: Element>(group: &dyn ProcessGroup, values: &[T]) -> Buffer {
-    let mut buffer = group
-        .allocate(device(group), T::DTYPE, values.len())
-        .expect("device memory");
-    let host = Buffer::from_slice(values);
-    group.copy(&host, &mut buffer, 0).expect("a copy");
-    buffer
-}
-
-pub(crate) fn download<T: Element>(group: &dyn ProcessGroup, buffer: &Buffer) -> Vec<T> {
-    let mut host = Buffer::zeroed(buffer.dtype(), buffer.len());
-    group.copy(buffer, &mut host, 0).expect("a copy");
-    host.to_vec().expect("host memory")
 }

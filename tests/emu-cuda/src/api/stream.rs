@@ -81,6 +81,9 @@ extern "C" fn cuStreamBeginCapture_v2(_stream: *mut c_void, _mode: c_uint) -> c_
 extern "C" fn cuStreamWaitEvent(stream: *mut c_void, event: *mut c_void, _flags: c_uint) -> c_int {
     answer(|| {
         let (stream, event) = (context::stream(stream)?, EVENTS.get(event)?);
+        if std::env::var_os("EMU_CUDA_IGNORE_WAITS").is_some() {
+            return Ok(());
+        }
         let mark = event.newest();
         context::enqueue(&stream, move || {
             mark.wait();

@@ -37,12 +37,7 @@ extern "C" fn ncclGetErrorString(code: ncclResult_t) -> *const c_char {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn ncclGetLastError(comm: ncclComm_t) -> *const c_char {
-    if let Ok(comm) = comm::find(comm)
-        && !comm.why().is_empty()
-    {
-        last_error::note(comm.why().into_bytes());
-    }
+extern "C" fn ncclGetLastError(_comm: ncclComm_t) -> *const c_char {
     last_error::last()
 }
 
