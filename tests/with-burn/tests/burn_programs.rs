@@ -45,7 +45,7 @@ fn the_readmes_program_runs_and_is_the_one_in_the_readme() {
     let top = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
     let read = |file: &str| std::fs::read_to_string(format!("{top}/{file}")).unwrap();
     let program = read("crates/burn/examples/burn_readme.rs");
-    let block = format!("```rust,ignore\n{program}```\n");
+    let block = format!("```rs\n{program}```\n");
     assert!(read("README.md").contains(&block), "they have parted");
     together(
         "burn_readme",
