@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use phalanx_pg::{Call, Error, ErrorKind, Result};
 
-use crate::comm::{Comm, Patience};
+use crate::comm::{self, Comm, Patience, Start};
 use crate::driver::{Device, Event, Stream};
 use crate::op::Op;
 use crate::step::Step;
@@ -16,7 +16,7 @@ use crate::step::Step;
 const POLITENESS: Duration = Duration::from_millis(500);
 
 /// How long memory is kept for a device that does not let go of it, before it is given up.
-const DRAIN: Duration = Duration::from_secs(10);
+pub(crate) const DRAIN: Duration = Duration::from_secs(10);
 
 /// Whom a communicator connects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -106,22 +106,6 @@ impl Channel {
         }))
     }
 
-    /// Puts a job on the stream, or into the queue if there is no communicator yet. Whether one
-    /// has to be made.
-    pub(crate) fn push(&self, job: Job, patience: Patience<'_>) -> Result<bool> {
-        let mut inner = self.inner.lock();
-        match self.comm.get() {
-            Some(comm) if inner.queue.is_empty() => {
-                self.issue(comm, &mut inner, job, patience)?;
-                Ok(false)
-            }
-            _ => {
-                inner.queue.push_back(job);
-                Ok(!std::mem::replace(&mut inner.connecting, true))
-            }
-        }
-    }
-
     /// Claims to make the communicator although nothing is queued.
     pub(crate) fn claim(&self) -> bool {
         !std::mem::replace(&mut self.inner.lock().connecting, true)
@@ -136,41 +120,15 @@ impl Channel {
         let mut inner = self.inner.lock();
         let comm = self.comm.get_or_init(|| comm);
         while let Some(job) = inner.queue.pop_front() {
-            self.issue(comm, &mut inner, job, patience)?;
+            let launch = Launch {
+                channel: self,
+                comm,
+                inner: &mut inner,
+                job,
+            };
+            issue(vec![launch], patience)?;
         }
         Ok(())
-    }
-
-    fn issue(
-        &self,
-        comm: &Comm,
-        inner: &mut MutexGuard<'_, Inner>,
-        job: Job,
-        patience: Patience<'_>,
-    ) -> Result<()> {
-        *self.issuing.lock() = Some(Arc::clone(&job.op));
-        let begun = self.begin(comm, &job, patience);
-        *self.issuing.lock() = None;
-        match begun {
-            Ok(end) => {
-                job.op.issued(job.part, end);
-                inner.flying.push_back((job.op, job.part));
-                Ok(())
-            }
-            Err(err) => {
-                inner.buried.extend(job.op.fail(err.clone()));
-                Err(err)
-            }
-        }
-    }
-
-    fn begin(&self, comm: &Comm, job: &Job, patience: Patience<'_>) -> Result<Event> {
-        patience()?;
-        self.device.bind()?;
-        let stream = self.stream.raw();
-        job.ready.iter().try_for_each(|event| event.hold(stream))?;
-        comm.start(&job.steps, stream, patience)?;
-        self.device.mark(stream)
     }
 
     /// Lets operations end that have, and finds what went wrong. The number of those left.
@@ -229,23 +187,19 @@ impl Channel {
         }
     }
 
-    /// Waits until the device has let go of failed operations' memory, and frees it. What it does
-    /// not let go of is never freed.
-    pub(crate) fn bury(&self) {
-        let Some(mut inner) = self.inner.try_lock_for(POLITENESS) else {
-            return;
-        };
-        let memory = std::mem::take(&mut inner.buried);
-        drop(inner);
-        if memory.is_empty() {
-            return;
+    /// The memory of failed operations.
+    pub(crate) fn take_buried(&self) -> Vec<Call> {
+        match self.inner.try_lock_for(POLITENESS) {
+            Some(mut inner) => std::mem::take(&mut inner.buried),
+            None => Vec::new(),
         }
-        let end = self
-            .device
-            .bind()
-            .and_then(|()| self.device.mark(self.stream.raw()));
-        let deadline = Instant::now() + DRAIN;
-        let drained = end.is_ok_and(|end| {
+    }
+
+    /// Waits until the stream has nothing to do; whether it has come to that before the deadline.
+    pub(crate) fn drains(&self, deadline: Instant) -> bool {
+        let bound = self.device.bind();
+        let end = bound.and_then(|()| self.device.mark(self.stream.raw()));
+        end.is_ok_and(|end| {
             while Instant::now() < deadline {
                 match end.is_reached() {
                     Ok(false) => std::thread::sleep(Duration::from_millis(1)),
@@ -253,17 +207,7 @@ impl Channel {
                 }
             }
             false
-        });
-        match drained {
-            true => drop(memory),
-            false => {
-                tracing::warn!(
-                    "memory of {} failed operations is not freed: the device may still use it",
-                    memory.len()
-                );
-                std::mem::forget(memory);
-            }
-        }
+        })
     }
 
     /// Begins an orderly end of the communicator, if there is one.
@@ -307,6 +251,97 @@ impl Inner {
             .collect();
         self.buried
             .extend(all.iter().filter_map(|op| op.fail(error(op))));
+    }
+}
+
+/// A job whose turn it is, with the lock of its channel.
+struct Launch<'a> {
+    channel: &'a Channel,
+    comm: &'a Comm,
+    inner: &'a mut Inner,
+    job: Job,
+}
+
+/// Puts each job on its channel's stream, or into the queue where there is no communicator yet.
+/// Those of a batch whose communicators are there are one group call. The channels, which come in
+/// the order of their lines, whose communicators have to be made.
+pub(crate) fn push<'a>(
+    channels: &'a [Arc<Channel>],
+    jobs: Vec<Job>,
+    patience: Patience<'_>,
+) -> Result<Vec<&'a Arc<Channel>>> {
+    let mut inners: Vec<_> = channels
+        .iter()
+        .map(|channel| channel.inner.lock())
+        .collect();
+    let (mut ready, mut missing) = (Vec::new(), Vec::new());
+    for ((channel, inner), job) in channels.iter().zip(&mut inners).zip(jobs) {
+        match channel.comm.get() {
+            Some(comm) if inner.queue.is_empty() => ready.push(Launch {
+                channel,
+                comm,
+                inner,
+                job,
+            }),
+            _ => {
+                inner.queue.push_back(job);
+                if !std::mem::replace(&mut inner.connecting, true) {
+                    missing.push(channel);
+                }
+            }
+        }
+    }
+    issue(ready, patience)?;
+    Ok(missing)
+}
+
+/// Issues jobs of one operation.
+fn issue(launches: Vec<Launch<'_>>, patience: Patience<'_>) -> Result<()> {
+    for launch in &launches {
+        *launch.channel.issuing.lock() = Some(Arc::clone(&launch.job.op));
+    }
+    let begun = begin(&launches, patience);
+    for launch in &launches {
+        *launch.channel.issuing.lock() = None;
+    }
+    match begun {
+        Ok(ends) => {
+            for (Launch { inner, job, .. }, end) in launches.into_iter().zip(ends) {
+                job.op.issued(job.part, end);
+                inner.flying.push_back((job.op, job.part));
+            }
+            Ok(())
+        }
+        Err(err) => {
+            for Launch { inner, job, .. } in launches {
+                inner.buried.extend(job.op.fail(err.clone()));
+            }
+            Err(err)
+        }
+    }
+}
+
+/// Makes the streams wait for the jobs' memory, starts the jobs, and marks where each ends.
+fn begin(launches: &[Launch<'_>], patience: Patience<'_>) -> Result<Vec<Event>> {
+    patience()?;
+    for Launch { channel, job, .. } in launches {
+        channel.device.bind()?;
+        let stream = channel.stream.raw();
+        job.ready.iter().try_for_each(|event| event.hold(stream))?;
+    }
+    let starts: Vec<Start<'_>> = launches.iter().map(Launch::start).collect();
+    comm::start(&starts, patience)?;
+    let end = |Launch { channel, .. }: &Launch<'_>| channel.device.mark(channel.stream.raw());
+    launches.iter().map(end).collect()
+}
+
+impl Launch<'_> {
+    fn start(&self) -> Start<'_> {
+        Start {
+            comm: self.comm,
+            steps: &self.job.steps,
+            stream: self.channel.stream.raw(),
+        }
     }
 }
 

@@ -39,6 +39,50 @@ pub(crate) fn failure(err: &NcclError) -> Error {
     Error::new(kind, err.to_string())
 }
 
+/// What a communicator is to put on a stream.
+pub(crate) struct Start<'a> {
+    pub(crate) comm: &'a Comm,
+    pub(crate) steps: &'a [Step],
+    pub(crate) stream: RawStream,
+}
+
+/// Puts all steps on their streams, as one group call.
+pub(crate) fn start(starts: &[Start<'_>], patience: Patience<'_>) -> Result<()> {
+    let starts = starts.iter().filter(|start| !start.steps.is_empty());
+    let starts: Vec<&Start<'_>> = starts.collect();
+    let Some(nccl) = starts.first().map(|start| start.comm.nccl) else {
+        return Ok(());
+    };
+    let operators: Result<Vec<_>> = starts
+        .iter()
+        .map(|start| start.comm.make_operators(start.steps, patience))
+        .collect();
+    let operators = operators?;
+    let check = |call, code| nccl.check(call, code).map_err(|err| failure(&err));
+    // SAFETY: no arguments.
+    check("ncclGroupStart", unsafe { (nccl.ncclGroupStart)() })?;
+    let called = starts.iter().zip(&operators).try_for_each(|(start, made)| {
+        let mut steps = start.steps.iter().zip(made);
+        steps.try_for_each(|(step, made)| start.comm.call(step, *made, start.stream))
+    });
+    // Also after a failure: the thread must not stay inside the group.
+    // SAFETY: no arguments; a group is open.
+    let ended = check("ncclGroupEnd", unsafe { (nccl.ncclGroupEnd)() });
+    called.and(ended)?;
+    for (start, made) in starts.iter().zip(operators) {
+        start.comm.settle("ncclGroupEnd", patience)?;
+        start.comm.free_operators(made)?;
+    }
+    Ok(())
+}
+
+/// A configuration with which no call waits for a peer.
+fn non_blocking() -> ncclConfig_t {
+    let mut config = ncclConfig_t::INITIALIZER;
+    config.blocking = 0;
+    config
+}
+
 impl Comm {
     /// Joins the communicator of `size` ranks that `ids` name. The caller's thread has a device.
     pub(crate) fn join(
@@ -48,8 +92,7 @@ impl Comm {
         size: usize,
         patience: Patience<'_>,
     ) -> Result<Self> {
-        let mut config = ncclConfig_t::INITIALIZER;
-        config.blocking = 0;
+        let mut config = non_blocking();
         let mut handle: ncclComm_t = ptr::null_mut();
         let (rank, size, count) = (rank as c_int, size as c_int, ids.len() as c_int);
         let (call, code) = match (nccl.ncclCommInitRankScalable, count) {
@@ -80,14 +123,10 @@ impl Comm {
             nccl,
             handle: AtomicPtr::new(handle),
         };
-        let ready = nccl.check(call, code).map_err(|err| failure(&err));
-        match ready.and_then(|()| comm.settle(call, patience)) {
-            Ok(()) => Ok(comm),
-            Err(err) => {
-                comm.abort();
-                Err(err)
-            }
-        }
+        // If it fails the drop of what there is aborts it.
+        comm.check(call, code)?;
+        comm.settle(call, patience)?;
+        Ok(comm)
     }
 
     /// Waits until the last call is on its way: a stream that is marked now marks its end.
@@ -140,36 +179,6 @@ impl Comm {
         }
     }
 
-    /// Puts the steps on `stream`, several as one group call.
-    pub(crate) fn start(
-        &self,
-        steps: &[Step],
-        stream: RawStream,
-        patience: Patience<'_>,
-    ) -> Result<()> {
-        if steps.is_empty() {
-            return Ok(());
-        }
-        let operators = self.make_operators(steps, patience)?;
-        // SAFETY: no arguments.
-        self.check("ncclGroupStart", unsafe { (self.nccl.ncclGroupStart)() })?;
-        let called = steps
-            .iter()
-            .zip(&operators)
-            .try_for_each(|(step, operator)| self.call(step, *operator, stream));
-        // Also after a failure: the thread must not stay inside the group.
-        // SAFETY: no arguments; a group is open.
-        let ended = self.check("ncclGroupEnd", unsafe { (self.nccl.ncclGroupEnd)() });
-        called.and(ended)?;
-        self.settle("ncclGroupEnd", patience)?;
-        for operator in operators.into_iter().flatten() {
-            // SAFETY: made for this communicator, and no longer needed by what was enqueued.
-            let freed = unsafe { (self.nccl.ncclRedOpDestroy)(operator, self.live()?) };
-            self.check("ncclRedOpDestroy", freed)?;
-        }
-        Ok(())
-    }
-
     /// The operators of premultiplied sums, by step.
     fn make_operators(
         &self,
@@ -197,6 +206,15 @@ impl Comm {
             Ok(Some(op))
         };
         steps.iter().map(make).collect()
+    }
+
+    fn free_operators(&self, made: Vec<Option<ncclRedOp_t>>) -> Result<()> {
+        for operator in made.into_iter().flatten() {
+            // SAFETY: made for this communicator, and no longer needed by what was enqueued.
+            let freed = unsafe { (self.nccl.ncclRedOpDestroy)(operator, self.live()?) };
+            self.check("ncclRedOpDestroy", freed)?;
+        }
+        Ok(())
     }
 
     fn call(&self, step: &Step, made: Option<ncclRedOp_t>, stream: RawStream) -> Result<()> {

@@ -13,7 +13,7 @@ use phalanx_pg::{
 };
 
 use crate::board::Board;
-use crate::channel::{Channel, Job, Line};
+use crate::channel::{self, Channel, Job, Line};
 use crate::driver::{Device, Event};
 use crate::memory::{self, Home};
 use crate::op::{Op, buffers};
@@ -193,7 +193,7 @@ impl Core {
         (bell.alarm, bell.work) = (false, false);
     }
 
-    /// Number of threads that are inside [`push`](Core::push), and may not come back.
+    /// Number of threads that call the library, and may not come back.
     pub(crate) fn submitting(&self) -> usize {
         self.submitting.load(Ordering::Acquire)
     }
@@ -265,7 +265,7 @@ impl Core {
             ready,
             steps,
         };
-        let pushed = self.push(&self.collectives, job);
+        let pushed = self.push(std::slice::from_ref(&self.collectives), &op, vec![job]);
         drop(order);
         pushed.map_err(|err| err.at(place))?;
         Ok(op.work())
@@ -299,15 +299,13 @@ impl Core {
         let timeout = options.timeout.unwrap_or(self.timeout);
         let parts = by_line.len();
         let op = Op::new(call, parts, place, timeout, &self.device, streams);
-        for (part, (channel, steps)) in channels.iter().zip(by_line.into_values()).enumerate() {
-            let job = Job {
-                op: Arc::clone(&op),
-                part,
-                ready: Arc::clone(&ready),
-                steps,
-            };
-            self.push(channel, job)?;
-        }
+        let jobs = by_line.into_values().enumerate().map(|(part, steps)| Job {
+            op: Arc::clone(&op),
+            part,
+            ready: Arc::clone(&ready),
+            steps,
+        });
+        self.push(&channels, &op, jobs.collect())?;
         Ok(op.work())
     }
 
@@ -359,22 +357,24 @@ impl Core {
         Ok(channel)
     }
 
-    fn push(self: &Arc<Self>, channel: &Arc<Channel>, job: Job) -> Result<()> {
-        let (since, timeout) = (job.op.enqueued, job.op.timeout);
-        // Before the library is called: only the watchdog can end a call that does not come back.
+    /// Calls the library while the watchdog is awake: only it can end a call that does not come
+    /// back.
+    pub(crate) fn while_submitting<T>(&self, call: impl FnOnce() -> T) -> T {
         self.submitting.fetch_add(1, Ordering::AcqRel);
         self.announce();
-        let pushed = channel.push(job, &|| self.patience(since, timeout));
+        let result = call();
         self.submitting.fetch_sub(1, Ordering::AcqRel);
-        match pushed {
-            Ok(true) => self.start_connecting(channel)?,
-            Ok(false) => {}
-            Err(err) => {
-                self.fail(err.clone(), true);
-                return Err(err);
-            }
-        }
-        Ok(())
+        result
+    }
+
+    /// Starts the jobs of an operation, each on its channel.
+    fn push(self: &Arc<Self>, channels: &[Arc<Channel>], op: &Op, jobs: Vec<Job>) -> Result<()> {
+        let patience = || self.patience(op.enqueued, op.timeout);
+        let pushed = self.while_submitting(|| channel::push(channels, jobs, &patience));
+        let missing = pushed.inspect_err(|err| self.fail(err.clone(), true))?;
+        missing
+            .into_iter()
+            .try_for_each(|channel| self.start_connecting(channel))
     }
 
     /// Ends all communicators in order, together with the other ranks.

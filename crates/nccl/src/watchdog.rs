@@ -3,9 +3,9 @@
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use phalanx_pg::{Error, ErrorKind, Result};
+use phalanx_pg::{Call, Error, ErrorKind, Result};
 
-use crate::channel::{Finding, late};
+use crate::channel::{DRAIN, Finding, late};
 use crate::core::{Cause, Core};
 use crate::op::Op;
 
@@ -157,8 +157,29 @@ fn tear_down(core: &Arc<Core>, cause: &Cause) {
         tracing::error!("ending the process, as the options ask: {}", cause.error);
         std::process::abort();
     }
-    for channel in core.channels() {
-        channel.bury();
+    bury(core);
+}
+
+/// Waits until the device has let go of failed operations' memory, and frees it. What it does not
+/// let go of is never freed.
+fn bury(core: &Core) {
+    let channels = core.channels();
+    let memory = channels.iter().flat_map(|channel| channel.take_buried());
+    let memory: Vec<Call> = memory.collect();
+    if memory.is_empty() {
+        return;
+    }
+    let deadline = Instant::now() + DRAIN;
+    // All of them: the memory of a batch is on several streams.
+    match channels.iter().all(|channel| channel.drains(deadline)) {
+        true => drop(memory),
+        false => {
+            tracing::warn!(
+                "memory of {} failed operations is not freed: the device may still use it",
+                memory.len()
+            );
+            std::mem::forget(memory);
+        }
     }
 }
 

@@ -13,6 +13,7 @@
 //! | `wire.rs` | what ranks and hub say to each other |
 //! | `fault.rs` | faults on purpose |
 //! | `driver.rs`, `last_error.rs` | the emulated driver; what `ncclGetLastError` says |
+//! | `tally.rs` | how often something was called, for tests to ask |
 //!
 //! # What it is true to
 //!
@@ -45,4 +46,5 @@ mod fault;
 mod hub;
 mod last_error;
 mod op;
+mod tally;
 mod wire;

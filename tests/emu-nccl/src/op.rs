@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use nccl_sys::*;
 
@@ -11,6 +12,7 @@ use crate::driver::driver;
 use crate::fault::{self, Fault};
 use crate::hub::element;
 use crate::last_error::fail;
+use crate::tally::GROUPS;
 use crate::wire::{Failure, Request, What};
 
 /// What to tell the hub, and which memory it reads and writes.
@@ -88,7 +90,12 @@ pub(crate) fn close_group() -> ncclResult_t {
         })
     });
     match queued {
-        Some(queued) => start(queued),
+        Some(queued) => {
+            if !queued.is_empty() {
+                GROUPS.fetch_add(1, Ordering::Relaxed);
+            }
+            start(queued)
+        }
         None => fail(ncclInvalidUsage, "ncclGroupEnd: not in a group call"),
     }
 }

@@ -46,3 +46,13 @@ impl Emulator {
         World::new(size).env("LD_LIBRARY_PATH", self.dir.path())
     }
 }
+
+/// How often the emulated NCCL of this process was called, by the name of what counts it.
+pub(crate) fn count(what: &str) -> usize {
+    // SAFETY: the backend has loaded it, and it stays.
+    let nccl = unsafe { libloading::Library::new("libnccl.so.2") }.expect("the emulated NCCL");
+    let name = format!("emunccl_{what}");
+    // SAFETY: the emulator's counters take no arguments and return a number.
+    let counter = unsafe { nccl.get::<extern "C" fn() -> usize>(name.as_bytes()) };
+    counter.expect("one of its counters")()
+}

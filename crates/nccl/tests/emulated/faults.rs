@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use phalanx_nccl::Options;
 use phalanx_pg::{
-    CallKind, CallOptions, Error, ErrorKind, ProcessGroup, ProcessGroupExt, ReduceOp,
+    Call, CallKind, CallOptions, Error, ErrorKind, ProcessGroup, ProcessGroupExt, ReduceOp,
 };
 use phalanx_testkit::{End, Rank, World};
 
@@ -104,6 +104,46 @@ fn emu_a_call_that_does_not_come_back_is_ended_by_the_abort() {
         world.env("EMU_NCCL_FAULT", "1:1:block").run(|rank| {
             let group = connect(rank, "world");
             second_fails(&*group);
+            drop(group);
+            goes_on(rank);
+        });
+    });
+}
+
+/// A message to the other rank of two and one from it, as a batch.
+fn exchange(group: &dyn ProcessGroup, limit: Duration) -> Result<(), Error> {
+    let (peer, tag) = (1 - group.rank(), 0);
+    let send = Call::Send {
+        data: upload(group, &[1.0f32; 100]).freeze(),
+        peer,
+        tag,
+    };
+    let recv = Call::Recv {
+        buf: upload(group, &[0.0f32; 100]),
+        peer: Some(peer),
+        tag,
+    };
+    let options = CallOptions::default().with_timeout(limit);
+    let work = group.with(options).batch_p2p(vec![send, recv])?;
+    let got = work.synchronize()?;
+    let received = got[1].as_ref().expect("what was received");
+    assert_eq!(download::<f32>(group, received), [1.0; 100]);
+    Ok(())
+}
+
+#[test]
+fn emu_a_batch_that_does_not_come_back_is_ended_by_the_abort() {
+    repeated(|world| {
+        // A batch has a part in each direction: it is the second one that is disturbed.
+        world.env("EMU_NCCL_FAULT", "1:2:block").run(|rank| {
+            let group = connect(rank, "world");
+            exchange(&*group, PATIENCE).expect("the first works");
+            let start = Instant::now();
+            let err = exchange(&*group, LIMIT).expect_err("the second is disturbed");
+            assert!(start.elapsed() < PATIENCE, "{err}");
+            assert_eq!(err.place().call, Some(CallKind::Batch), "{err}");
+            let later = exchange(&*group, PATIENCE).expect_err("the group is broken");
+            assert_eq!(later.kind(), ErrorKind::Broken, "{later}");
             drop(group);
             goes_on(rank);
         });

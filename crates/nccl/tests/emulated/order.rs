@@ -1,7 +1,9 @@
 //! Streams, events and who owns memory until when.
 
-use crate::device::Emulator;
-use crate::scenarios;
+use phalanx_pg::{Buffer, Call, ProcessGroup, ProcessGroupExt};
+
+use crate::device::{Emulator, count};
+use crate::scenarios::{self, connect, download, upload};
 
 const SUM: [f32; 1000] = [3.0; 1000];
 
@@ -45,6 +47,46 @@ fn emu_dropped_works_keep_their_memory() {
 fn emu_batches_are_one_operation() {
     Emulator::new().world(3).run(|rank| {
         scenarios::batches(rank);
+    });
+}
+
+/// Messages to and from everybody else, each twice.
+fn exchange(group: &dyn ProcessGroup, round: i32) {
+    let me = group.rank();
+    let others = (0..group.size()).filter(|&peer| peer != me);
+    let calls = others.flat_map(|peer| {
+        let send = |i: i32| Call::Send {
+            data: upload(group, &[me as i32, i, round]).freeze(),
+            peer,
+            tag: 0,
+        };
+        let recv = || Call::Recv {
+            buf: upload(group, &[-1; 3]),
+            peer: Some(peer),
+            tag: 0,
+        };
+        [send(0), recv(), recv(), send(1)]
+    });
+    let got = group.batch_p2p(calls.collect()).unwrap().wait().unwrap();
+    let got: Vec<Buffer> = got.into_iter().flatten().collect();
+    let received: Vec<Vec<i32>> = got.iter().map(|buf| download(group, buf)).collect();
+    let others = (0..group.size()).filter(|&peer| peer != me);
+    let sent = others.flat_map(|peer| [0, 1].map(|i| vec![peer as i32, i, round]));
+    assert_eq!(received, sent.collect::<Vec<_>>());
+}
+
+#[test]
+fn emu_batched_messages_are_one_group_call() {
+    Emulator::new().world(3).run(|rank| {
+        let group = connect(rank);
+        // The first round makes the communicators, and each part is started when its one is there.
+        exchange(&*group, 0);
+        for round in 1..4 {
+            let before = count("groups");
+            exchange(&*group, round);
+            assert_eq!(count("groups") - before, 1);
+        }
+        group.shutdown().unwrap();
     });
 }
 
