@@ -131,6 +131,14 @@ impl Channel {
         Ok(())
     }
 
+    /// A communicator of the same ranks, made from this one together with them.
+    pub(crate) fn split(&self, rank: usize, patience: Patience<'_>) -> Result<Comm> {
+        let _calls = self.inner.lock();
+        let comm = self.comm.get();
+        let comm = comm.ok_or_else(|| Error::invalid("there is no communicator to split"))?;
+        comm.split(rank, patience)
+    }
+
     /// Lets operations end that have, and finds what went wrong. The number of those left.
     pub(crate) fn look(&self) -> (usize, Option<Finding>) {
         let Some(mut inner) = self.inner.try_lock() else {

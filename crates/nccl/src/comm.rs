@@ -129,6 +129,32 @@ impl Comm {
         Ok(comm)
     }
 
+    /// A communicator of the same ranks, in which this one has the number `rank`. All ranks call
+    /// it, while nothing is in progress on this communicator.
+    ///
+    /// Nothing is shared with it (`splitShare`): the abort of one would be the end of both.
+    pub(crate) fn split(&self, rank: usize, patience: Patience<'_>) -> Result<Self> {
+        const CALL: &str = "ncclCommSplit";
+        let (own, mut config) = (self.live()?, non_blocking());
+        // The library writes the new handle when it has one, which may be after we have given up:
+        // then its place must still be there, and is never freed.
+        let place: *mut ncclComm_t = Box::into_raw(Box::new(ptr::null_mut()));
+        // SAFETY: a live communicator, room for a handle for as long as it takes, an initialised
+        // configuration that is read during the call.
+        let code = unsafe { (self.nccl.ncclCommSplit)(own, 0, rank as c_int, place, &mut config) };
+        self.check(CALL, code)?;
+        self.settle(CALL, patience)?;
+        // SAFETY: made from a box above; this communicator is ready again, so the library has
+        // written and has no further use for it.
+        let handle = *unsafe { Box::from_raw(place) };
+        let comm = Self {
+            nccl: self.nccl,
+            handle: AtomicPtr::new(handle),
+        };
+        comm.settle(CALL, patience)?;
+        Ok(comm)
+    }
+
     /// Waits until the last call is on its way: a stream that is marked now marks its end.
     fn settle(&self, call: &'static str, patience: Patience<'_>) -> Result<()> {
         for asked in 0.. {

@@ -1,4 +1,5 @@
-//! How communicators come to be: ids through the store, in a thread of their own.
+//! How communicators come to be, in a thread of their own: with ids through the store, or from the
+//! communicator of a group of the same ranks.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,10 +12,20 @@ use crate::comm::{Comm, Patience, failure};
 use crate::core::Core;
 
 impl Core {
+    /// Has the channel's communicator made with ids.
     pub(crate) fn start_connecting(self: &Arc<Self>, channel: &Arc<Channel>) -> Result<()> {
         let (core, channel) = (Arc::clone(self), Arc::clone(channel));
+        self.in_a_thread(move || core.connect(&channel))
+    }
+
+    /// Runs `connect`, whose failure breaks the group.
+    fn in_a_thread(
+        self: &Arc<Self>,
+        connect: impl FnOnce() -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let core = Arc::clone(self);
         let connect = move || {
-            if let Err(err) = core.connect(&channel) {
+            if let Err(err) = connect() {
                 core.fail(err.during("connecting"), true);
             }
         };
@@ -76,17 +87,47 @@ impl Core {
         Ok(id)
     }
 
-    /// Makes the communicator of all ranks now.
-    pub(crate) fn connect_now(self: &Arc<Self>) -> Result<()> {
+    /// Makes the communicator of all ranks now; with an `origin` from its one, which is that of a
+    /// group of the same ranks. All of them do, between the same two collectives of the origin's.
+    pub(crate) fn connect_now(self: &Arc<Self>, origin: Option<&Arc<Core>>) -> Result<()> {
         if self.collectives.claim() {
-            self.start_connecting(&self.collectives)?;
+            match origin.cloned() {
+                None => self.start_connecting(&self.collectives)?,
+                Some(origin) => {
+                    let core = Arc::clone(self);
+                    self.in_a_thread(move || core.connect_from(&origin))?;
+                }
+            }
         }
         let since = Instant::now();
         while !self.collectives.is_connected() {
             let waited = self.patience(since, self.timeout);
+            let waited = waited.and_then(|()| origin.map_or(Ok(()), |it| it.check_usable()));
             waited.inspect_err(|err| self.fail(err.clone(), true))?;
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(())
+    }
+
+    fn connect_from(&self, origin: &Core) -> Result<()> {
+        self.device.bind()?;
+        let patience = || self.patience(Instant::now(), Duration::MAX);
+        let comm = origin.collectives.split(self.rank, &patience)?;
+        self.collectives.connected(comm, &patience)
+    }
+
+    /// Runs `split` here among the collectives: none is in progress, and none begins before it is
+    /// over. Its failure breaks this group too, whose communicator other ranks may be splitting.
+    pub(crate) fn between_collectives<T>(&self, split: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _order = self.hold_order();
+        let since = Instant::now();
+        self.while_submitting(|| {
+            while self.collectives.outstanding() > 0 {
+                self.patience(since, self.timeout)?;
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            split()
+        })
+        .inspect_err(|err| self.fail(err.clone(), true))
     }
 }

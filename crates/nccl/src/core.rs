@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use nccl_sys::Nccl;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use phalanx_pg::{
     Buffer, Call, CallKind, CallOptions, DType, Error, ErrorKind, MAX_OUTSTANDING, Place,
     RawStream, RawWork, Result,
@@ -355,6 +355,11 @@ impl Core {
         let channel = Channel::new(line, &self.device, self.options.high_priority)?;
         lines.insert(line, Arc::clone(&channel));
         Ok(channel)
+    }
+
+    /// Keeps others from issuing collectives.
+    pub(crate) fn hold_order(&self) -> MutexGuard<'_, u64> {
+        self.order.lock()
     }
 
     /// Calls the library while the watchdog is awake: only it can end a call that does not come

@@ -87,7 +87,7 @@ impl NcclGroup {
             members,
             store,
         };
-        Self::join(join, seat, options, nccl, &device)
+        Self::join(join, seat, options, nccl, &device, None)
     }
 
     fn join(
@@ -96,6 +96,7 @@ impl NcclGroup {
         options: &Options,
         nccl: &'static Nccl,
         device: &Arc<Device>,
+        origin: Option<&Arc<Core>>,
     ) -> Result<Arc<dyn ProcessGroup>> {
         let prefix = format!("phalanx/nccl{}", join.identity);
         let board = Board::new(&join.store, &prefix, seat.rank, seat.size);
@@ -110,7 +111,7 @@ impl NcclGroup {
             splits: Mutex::default(),
         };
         if options.eager {
-            group.core.connect_now()?;
+            group.core.connect_now(origin)?;
         }
         Ok(Arc::new(group))
     }
@@ -245,9 +246,17 @@ impl ProcessGroup for NcclGroup {
             members,
             store: Arc::clone(&self.store),
         };
-        Self::join(join, seat, &core.options, core.nccl, &core.device)
-            .map(Some)
-            .map_err(at)
+        let join = |origin| {
+            let (options, nccl, device) = (&core.options, core.nccl, &core.device);
+            Self::join(join, seat, options, nccl, device, origin)
+        };
+        // All ranks of a communicator have to be there to split it, at the same place among its
+        // operations; of a part of them the trait does not ask that.
+        let joined = match core.options.eager && ranks.len() == core.size {
+            true => core.between_collectives(|| join(Some(core))),
+            false => join(None),
+        };
+        joined.map(Some).map_err(at)
     }
 
     fn abort(&self, reason: &str) {

@@ -16,6 +16,11 @@ pub struct Options {
     pub device: Option<u32>,
     /// Makes the communicator at once instead of at the first collective: errors show earlier,
     /// and the first collective is not the slow one.
+    ///
+    /// Splitting off all ranks then divides the communicator that there is (`ncclCommSplit`)
+    /// instead of making one from nothing. As in PyTorch, such a split has its place among the
+    /// group's collectives, the same on every rank. A split of some of the ranks needs no more
+    /// than these, and makes a new one.
     pub eager: bool,
     /// Runs communication on streams of high priority.
     pub high_priority: bool,

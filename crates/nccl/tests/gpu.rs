@@ -9,6 +9,7 @@ mod scenarios;
 
 use std::time::Duration;
 
+use phalanx_nccl::Options;
 use phalanx_testkit::World;
 
 #[test]
@@ -55,5 +56,5 @@ fn gpu_operators_and_types_are_nccls() {
 #[test]
 fn gpu_suite_passes_with_two_ranks() {
     let world = World::new(2).deadline(Duration::from_secs(600));
-    world.run(|rank| println!("{}", scenarios::suite(rank)));
+    world.run(|rank| println!("{}", scenarios::suite(rank, &Options::default())));
 }

@@ -21,8 +21,8 @@ use crate::wire::{self, Failure, Hello, Reply, Request, What};
 const LATER: Duration = Duration::from_micros(100);
 
 pub(crate) struct Comm {
-    /// Rank and number of ranks.
-    place: Mutex<(usize, usize)>,
+    rank: usize,
+    ranks: usize,
     pub(crate) device: c_int,
     pub(crate) blocking: bool,
     /// An `ncclResult_t`.
@@ -67,7 +67,8 @@ impl Drop for Inside {
 impl Comm {
     pub(crate) fn new(rank: usize, ranks: usize, device: c_int, blocking: bool) -> Arc<Self> {
         Arc::new(Self {
-            place: Mutex::new((rank, ranks)),
+            rank,
+            ranks,
             device,
             blocking,
             state: AtomicI32::new(ncclInProgress.0),
@@ -99,11 +100,11 @@ impl Comm {
     }
 
     pub(crate) fn rank(&self) -> usize {
-        self.place.lock().0
+        self.rank
     }
 
     pub(crate) fn ranks(&self) -> usize {
-        self.place.lock().1
+        self.ranks
     }
 
     pub(crate) fn state(&self) -> ncclResult_t {
@@ -188,22 +189,6 @@ impl Comm {
                 self.break_with(failure);
                 ncclResult_t(failure.code)
             }
-        }
-    }
-
-    /// Connects as what a split has made of this rank.
-    pub(crate) fn take_place(&self, bytes: &[u8]) -> ncclResult_t {
-        let number = |at: usize| {
-            let bytes = bytes.get(at..at + 4)?.try_into().ok()?;
-            Some(u32::from_le_bytes(bytes) as usize)
-        };
-        let id = bytes.get(8..).and_then(|id| id.try_into().ok());
-        match (number(0), number(4), id) {
-            (Some(ranks), Some(rank), Some(id)) => {
-                *self.place.lock() = (rank, ranks);
-                self.connect(ncclUniqueId::from_bytes(id))
-            }
-            _ => fail(ncclInternalError, "the hub gave no place"),
         }
     }
 
@@ -297,6 +282,30 @@ pub(crate) fn join(
     // SAFETY: not null, and by NCCL's contract room for a handle.
     unsafe { out.write(comm.handle()) };
     comm.proceed(move |comm| comm.connect(id))
+}
+
+/// Joins the communicator in which a split has given this rank a place.
+pub(crate) fn join_split(
+    parent: &Comm,
+    place: &[u8],
+    blocking: bool,
+) -> (ncclComm_t, ncclResult_t) {
+    let number = |at: usize| {
+        let bytes = place.get(at..at + 4)?.try_into().ok()?;
+        Some(u32::from_le_bytes(bytes) as usize)
+    };
+    let id = place.get(8..).and_then(|id| id.try_into().ok());
+    let (Some(ranks), Some(rank), Some(id)) = (number(0), number(4), id) else {
+        let code = fail(ncclInternalError, "the hub gave no place");
+        return (std::ptr::null_mut(), code);
+    };
+    let child = Comm::new(rank, ranks, parent.device, blocking);
+    let handle = child.handle();
+    match child.proceed(move |child| child.connect(ncclUniqueId::from_bytes(id))) {
+        // The child's own progress.
+        ncclInProgress => (handle, ncclSuccess),
+        code => (handle, code),
+    }
 }
 
 /// Starts a hub and returns the id that names it.

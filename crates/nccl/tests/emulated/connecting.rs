@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use phalanx_nccl::{NcclGroup, Options};
 use phalanx_pg::registry::GroupInit;
-use phalanx_pg::{Buffer, DType, Error, ErrorKind, ProcessGroupExt, ReduceOp};
+use phalanx_pg::{Buffer, DType, Error, ErrorKind, ProcessGroup, ProcessGroupExt, ReduceOp};
 use phalanx_testkit::{Rank, World};
 
-use crate::device::Emulator;
+use crate::device::{Emulator, count};
 use crate::scenarios::{connect, connect_with, download, upload};
 
 fn refused(rank: &Rank, options: &Options) -> Error {
@@ -32,13 +32,90 @@ fn emu_communicators_are_made_early_if_asked_for() {
 fn emu_an_early_communicator_that_a_rank_does_not_join_is_a_timeout() {
     Emulator::new().world(2).run(|rank| {
         if rank.rank() == 0 {
-            let mut options = Options::default();
-            options.eager = true;
             let mut init = GroupInit::new(rank.store(), 0, 2);
             init.timeout = Duration::from_millis(300);
-            let err = NcclGroup::connect_with(&init, &options).unwrap_err();
+            let err = NcclGroup::connect_with(&init, &eager()).unwrap_err();
             assert_eq!(err.kind(), ErrorKind::Timeout, "{err}");
         }
+    });
+}
+
+fn eager() -> Options {
+    let mut options = Options::default();
+    options.eager = true;
+    options
+}
+
+/// The group's sum of what each rank has, which tells who is in it and in which order.
+fn places(group: &dyn ProcessGroup, world_rank: usize) -> Vec<i64> {
+    let mut own = vec![0; group.size()];
+    own[group.rank()] = world_rank as i64;
+    let sum = group.allreduce(upload(group, &own), ReduceOp::Sum);
+    download(group, &sum.unwrap().wait().unwrap())
+}
+
+#[test]
+fn emu_a_split_of_all_ranks_divides_the_communicator_there_is() {
+    Emulator::new().world(3).run(|rank| {
+        let group = connect_with(rank, &eager(), "world", Duration::from_secs(60));
+        // Operations before it are still in progress on the device.
+        let before = group.allreduce(upload(&*group, &[1i64; 5000]), ReduceOp::Sum);
+        let turned = group.split(&[2, 0, 1], "turned").unwrap().unwrap();
+        assert_eq!(count("splits"), 1);
+        let again = turned.split(&[2, 1, 0], "again").unwrap().unwrap();
+        assert_eq!(count("splits"), 2);
+        assert_eq!(places(&*turned, rank.rank()), [2, 0, 1]);
+        assert_eq!(places(&*again, rank.rank()), [1, 0, 2]);
+        assert_eq!(places(&*group, rank.rank()), [0, 1, 2]);
+        let before = before.unwrap().wait().unwrap();
+        assert_eq!(download::<i64>(&*group, &before), [3; 5000]);
+        // The end of one is not the end of the others.
+        group.shutdown().unwrap();
+        assert_eq!(places(&*turned, rank.rank()), [2, 0, 1]);
+        again.shutdown().unwrap();
+        turned.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn emu_a_split_of_some_ranks_needs_no_others() {
+    Emulator::new().world(3).run(|rank| {
+        let group = connect_with(rank, &eager(), "world", Duration::from_secs(60));
+        if rank.rank() < 2 {
+            let pair = group.split(&[1, 0], "pair").unwrap().unwrap();
+            assert_eq!(places(&*pair, rank.rank()), [1, 0]);
+            pair.shutdown().unwrap();
+        }
+        assert_eq!(count("splits"), 0);
+        group.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn emu_groups_that_meet_late_are_split_without_their_communicator() {
+    Emulator::new().world(2).run(|rank| {
+        let group = connect(rank);
+        let turned = group.split(&[1, 0], "turned").unwrap().unwrap();
+        assert_eq!(places(&*turned, rank.rank()), [1, 0]);
+        assert_eq!(count("splits"), 0);
+        turned.shutdown().unwrap();
+        group.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn emu_a_split_that_a_rank_does_not_join_is_a_timeout_and_breaks_the_group() {
+    Emulator::new().world(2).run(|rank| {
+        let group = connect_with(rank, &eager(), "world", Duration::from_millis(500));
+        if rank.rank() == 0 {
+            let err = group.split(&[0, 1], "both").unwrap_err();
+            assert_eq!(err.kind(), ErrorKind::Timeout, "{err}");
+            assert!(err.to_string().contains("split"), "{err}");
+            let err = group.allreduce(upload(&*group, &[1i64]), ReduceOp::Sum);
+            assert_eq!(err.unwrap_err().kind(), ErrorKind::Broken);
+            rank.store().set("seen", b"").unwrap();
+        }
+        rank.store().get("seen").unwrap();
     });
 }
 

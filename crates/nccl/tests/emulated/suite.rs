@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use phalanx_nccl::Options;
 use phalanx_testkit::Rank;
 
-use crate::device::Emulator;
+use crate::device::{Emulator, count};
 use crate::scenarios;
 
 /// Cases that NCCL has nothing for. The others pass, or pass but for types and operators that it
@@ -18,8 +19,8 @@ const NOT_ASKED: [&str; 6] = [
     "sixteen-bit sums are rounded once",
 ];
 
-fn run(rank: &Rank) {
-    let report = scenarios::suite(rank);
+fn run(rank: &Rank, options: &Options) {
+    let report = scenarios::suite(rank, options);
     println!("{report}");
     let lacking = |why: &str| why.starts_with("passed, but without");
     let mut skipped: Vec<&str> = report
@@ -40,7 +41,7 @@ fn emu_suite_passes_with_two_ranks() {
     let emulator = Emulator::new();
     let world = emulator.world(2).deadline(Duration::from_secs(300));
     world.env(COPY_DELAY.0, COPY_DELAY.1).run(|rank| {
-        run(rank);
+        run(rank, &Options::default());
     });
 }
 
@@ -49,7 +50,20 @@ fn emu_suite_passes_with_four_ranks() {
     let emulator = Emulator::new();
     let world = emulator.world(4).deadline(Duration::from_secs(300));
     world.env(COPY_DELAY.0, COPY_DELAY.1).run(|rank| {
-        run(rank);
+        run(rank, &Options::default());
+    });
+}
+
+/// The groups of the suite's cases, split from one of all ranks, divide its communicator.
+#[test]
+fn emu_suite_passes_with_communicators_that_are_divided() {
+    let emulator = Emulator::new();
+    let world = emulator.world(3).deadline(Duration::from_secs(300));
+    world.run(|rank| {
+        let mut options = Options::default();
+        options.eager = true;
+        run(rank, &options);
+        assert!(count("splits") > 10);
     });
 }
 
@@ -59,6 +73,6 @@ fn emu_suite_passes_on_an_older_library() {
     let emulator = Emulator::new();
     let world = emulator.world(3).deadline(Duration::from_secs(300));
     world.env("EMU_NCCL_VERSION", "22703").run(|rank| {
-        run(rank);
+        run(rank, &Options::default());
     });
 }

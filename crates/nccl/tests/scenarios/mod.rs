@@ -231,8 +231,8 @@ pub(crate) fn operators(rank: &Rank) {
 }
 
 /// The process group suite.
-pub(crate) fn suite(rank: &Rank) -> phalanx_conformance::group::Report {
-    let group = connect(rank);
+pub(crate) fn suite(rank: &Rank, options: &Options) -> phalanx_conformance::group::Report {
+    let group = connect_with(rank, options, "world", Duration::from_secs(60));
     let device = device(&*group);
     let group: Group = Arc::new(OnDevice::new(group, device));
     let report = run_rank(&group, Level::Sample);

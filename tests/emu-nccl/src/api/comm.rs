@@ -2,13 +2,14 @@
 
 use std::ffi::c_int;
 use std::ptr;
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use nccl_sys::*;
 
 use super::{answer, give};
 use crate::comm::{self, Comm, find, join};
 use crate::last_error::fail;
+use crate::tally::SPLITS;
 use crate::wire::What;
 
 /// Whether a communicator made with this configuration blocks.
@@ -152,6 +153,7 @@ extern "C" fn ncclCommSplit(
     out: *mut ncclComm_t,
     config: *mut ncclConfig_t,
 ) -> ncclResult_t {
+    SPLITS.fetch_add(1, Ordering::Relaxed);
     answer(|| {
         let parent = find(parent)?;
         let _inside = parent.enter()?;
@@ -159,19 +161,24 @@ extern "C" fn ncclCommSplit(
             true => parent.blocking,
             false => blocks(config)?,
         };
-        let id = comm::new_id()?.to_bytes().to_vec();
-        let ask = move |parent: &Comm| parent.ask(What::Split { color, key }, id);
-        if color == NCCL_SPLIT_NOCOLOR {
-            give(out, ptr::null_mut())?;
-            return Ok(parent.proceed(move |parent| parent.outcome(&ask(parent))));
+        if out.is_null() {
+            return Err(fail(ncclInvalidArgument, "newcomm argument is NULL"));
         }
-        // Who it is in the new communicator is known when all ranks have called.
-        let child = Comm::new(0, 0, parent.device, blocking);
-        give(out, child.handle())?;
-        let parent = Arc::clone(&parent);
-        Ok(child.proceed(move |child| match ask(&parent) {
-            Ok(place) => child.take_place(&place),
-            failed => child.outcome(&failed),
+        let id = comm::new_id()?.to_bytes().to_vec();
+        // A non-blocking parent is in progress until the handle has been written: no earlier.
+        let out = out as usize;
+        Ok(parent.proceed(move |parent| {
+            let place = match parent.ask(What::Split { color, key }, id) {
+                Ok(place) => place,
+                failed => return parent.outcome(&failed),
+            };
+            let (handle, code) = match color {
+                NCCL_SPLIT_NOCOLOR => (ptr::null_mut(), ncclSuccess),
+                _ => comm::join_split(parent, &place, blocking),
+            };
+            // SAFETY: not null, and by NCCL's contract room for a handle until the parent is ready.
+            unsafe { (out as *mut ncclComm_t).write(handle) };
+            code
         }))
     })
 }
