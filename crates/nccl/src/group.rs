@@ -155,8 +155,9 @@ fn identity(parent: &str, name: &str, members: &[usize]) -> String {
     format!("{parent}/{}:{name}[{}]", name.len(), members.join(","))
 }
 
-/// What NCCL has no type or operator for is refused before anything is sent.
-fn capabilities() -> Capabilities {
+/// What every group of this backend can do, known without a device: what NCCL has no type or
+/// operator for is refused before anything is sent.
+pub fn capabilities() -> Capabilities {
     let mut known = Capabilities::all_on_host();
     known.dtypes = known.dtypes.without(DType::I16);
     for op in [ReduceOp::BitAnd, ReduceOp::BitOr, ReduceOp::BitXor] {

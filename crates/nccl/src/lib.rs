@@ -69,7 +69,7 @@ mod slices;
 mod step;
 mod watchdog;
 
-pub use group::NcclGroup;
+pub use group::{NcclGroup, capabilities};
 pub use options::Options;
 #[cfg(feature = "cudarc-0_19")]
 pub use slices::buffer_from_slice;

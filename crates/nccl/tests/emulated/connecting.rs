@@ -40,6 +40,16 @@ fn emu_an_early_communicator_that_a_rank_does_not_join_is_a_timeout() {
     });
 }
 
+/// What is documented, where there is no device.
+#[test]
+fn emu_a_group_can_do_what_the_backend_says() {
+    Emulator::new().world(1).run(|rank| {
+        let own = connect(rank).capabilities();
+        let said = phalanx_nccl::capabilities();
+        assert_eq!(format!("{own:?}"), format!("{said:?}"));
+    });
+}
+
 fn eager() -> Options {
     let mut options = Options::default();
     options.eager = true;
