@@ -8,11 +8,11 @@ pub(crate) static GROUPS: AtomicUsize = AtomicUsize::new(0);
 pub(crate) static SPLITS: AtomicUsize = AtomicUsize::new(0);
 
 #[unsafe(no_mangle)]
-extern "C" fn emunccl_groups() -> usize {
+extern "C" fn emu_nccl_groups() -> usize {
     GROUPS.load(Ordering::Relaxed)
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn emunccl_splits() -> usize {
+extern "C" fn emu_nccl_splits() -> usize {
     SPLITS.load(Ordering::Relaxed)
 }

@@ -71,9 +71,9 @@ fn emu_a_split_of_all_ranks_divides_the_communicator_there_is() {
         // Operations before it are still in progress on the device.
         let before = group.allreduce(upload(&*group, &[1i64; 5000]), ReduceOp::Sum);
         let turned = group.split(&[2, 0, 1], "turned").unwrap().unwrap();
-        assert_eq!(count("splits"), 1);
+        assert_eq!(count("emu_nccl_splits"), 1);
         let again = turned.split(&[2, 1, 0], "again").unwrap().unwrap();
-        assert_eq!(count("splits"), 2);
+        assert_eq!(count("emu_nccl_splits"), 2);
         assert_eq!(places(&*turned, rank.rank()), [2, 0, 1]);
         assert_eq!(places(&*again, rank.rank()), [1, 0, 2]);
         assert_eq!(places(&*group, rank.rank()), [0, 1, 2]);
@@ -96,7 +96,7 @@ fn emu_a_split_of_some_ranks_needs_no_others() {
             assert_eq!(places(&*pair, rank.rank()), [1, 0]);
             pair.shutdown().unwrap();
         }
-        assert_eq!(count("splits"), 0);
+        assert_eq!(count("emu_nccl_splits"), 0);
         group.shutdown().unwrap();
     });
 }
@@ -107,7 +107,7 @@ fn emu_groups_that_meet_late_are_split_without_their_communicator() {
         let group = connect(rank);
         let turned = group.split(&[1, 0], "turned").unwrap().unwrap();
         assert_eq!(places(&*turned, rank.rank()), [1, 0]);
-        assert_eq!(count("splits"), 0);
+        assert_eq!(count("emu_nccl_splits"), 0);
         turned.shutdown().unwrap();
         group.shutdown().unwrap();
     });

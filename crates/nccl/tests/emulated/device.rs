@@ -47,12 +47,15 @@ impl Emulator {
     }
 }
 
-/// How often the emulated NCCL of this process was called, by the name of what counts it.
+/// How often an emulated library of this process was called, by the name of what counts it.
 pub(crate) fn count(what: &str) -> usize {
+    let library = match what.starts_with("emu_cuda") {
+        true => "libcuda.so.1",
+        false => "libnccl.so.2",
+    };
     // SAFETY: the backend has loaded it, and it stays.
-    let nccl = unsafe { libloading::Library::new("libnccl.so.2") }.expect("the emulated NCCL");
-    let name = format!("emunccl_{what}");
-    // SAFETY: the emulator's counters take no arguments and return a number.
-    let counter = unsafe { nccl.get::<extern "C" fn() -> usize>(name.as_bytes()) };
+    let library = unsafe { libloading::Library::new(library) }.expect("an emulated library");
+    // SAFETY: the emulators' counters take no arguments and return a number.
+    let counter = unsafe { library.get::<extern "C" fn() -> usize>(what.as_bytes()) };
     counter.expect("one of its counters")()
 }

@@ -110,6 +110,30 @@ fn emu_a_call_that_does_not_come_back_is_ended_by_the_abort() {
     });
 }
 
+#[test]
+fn emu_an_error_ends_the_process_if_that_is_asked_for() {
+    let world = Emulator::new();
+    let world = world.world(2).env("EMU_NCCL_FAULT", "1:1:hang");
+    world.check(
+        |rank| {
+            let mut options = Options::default();
+            options.tear_down = true;
+            let group = connect_with(rank, &options, "world", LIMIT);
+            assert_eq!(sum(&*group, PATIENCE).expect("the first works"), [2.0; 100]);
+            let err = sum(&*group, LIMIT).expect_err("the second is disturbed");
+            std::thread::sleep(PATIENCE);
+            panic!("still there after {err}");
+        },
+        |outcome| {
+            let aborted = |rank| outcome.rank(rank).end == End::Signaled(6);
+            assert!(aborted(0) || aborted(1), "{}", outcome.report());
+            let again = |rank| outcome.rank(rank).end == End::Killed;
+            let both = [0, 1].into_iter().all(|rank| aborted(rank) || again(rank));
+            assert!(both, "{}", outcome.report());
+        },
+    );
+}
+
 /// A message to the other rank of two and one from it, as a batch.
 fn exchange(group: &dyn ProcessGroup, limit: Duration) -> Result<(), Error> {
     let (peer, tag) = (1 - group.rank(), 0);

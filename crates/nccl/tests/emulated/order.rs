@@ -82,9 +82,9 @@ fn emu_batched_messages_are_one_group_call() {
         // The first round makes the communicators, and each part is started when its one is there.
         exchange(&*group, 0);
         for round in 1..4 {
-            let before = count("groups");
+            let before = count("emu_nccl_groups");
             exchange(&*group, round);
-            assert_eq!(count("groups") - before, 1);
+            assert_eq!(count("emu_nccl_groups") - before, 1);
         }
         group.shutdown().unwrap();
     });

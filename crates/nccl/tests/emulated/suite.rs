@@ -63,7 +63,7 @@ fn emu_suite_passes_with_communicators_that_are_divided() {
         let mut options = Options::default();
         options.eager = true;
         run(rank, &options);
-        assert!(count("splits") > 10);
+        assert!(count("emu_nccl_splits") > 10);
     });
 }
 

@@ -1,6 +1,7 @@
 //! Allocations and copies.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use std::{ptr, slice};
@@ -117,6 +118,9 @@ fn copy(stream: &Arc<Stream>, to: End, from: End, len: usize) {
     });
 }
 
+/// Copies from and to host memory so far.
+pub(super) static HOST_COPIES: AtomicUsize = AtomicUsize::new(0);
+
 /// Pageable memory is staged before the call returns.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemcpyHtoDAsync_v2(
@@ -125,6 +129,7 @@ extern "C" fn cuMemcpyHtoDAsync_v2(
     len: usize,
     stream: *mut c_void,
 ) -> c_int {
+    HOST_COPIES.fetch_add(1, Ordering::Relaxed);
     answer(|| {
         let stream = context::stream(stream)?;
         if from.is_null() {
@@ -150,6 +155,7 @@ extern "C" fn cuMemcpyDtoHAsync_v2(
     len: usize,
     stream: *mut c_void,
 ) -> c_int {
+    HOST_COPIES.fetch_add(1, Ordering::Relaxed);
     answer(|| {
         let stream = context::stream(stream)?;
         copy(&stream, End::Host(to as usize), End::Device(from), len);
