@@ -6,6 +6,7 @@
 
 mod bench;
 mod cache;
+mod check_cuda;
 mod fuzz;
 mod interop;
 mod miri;
@@ -16,6 +17,7 @@ mod slurm;
 mod soak;
 mod test;
 mod train;
+mod wheels;
 
 use std::process::ExitCode;
 
@@ -38,6 +40,7 @@ enum Command {
     Soak(soak::Args),
     Bench(bench::Args),
     Miri(miri::Args),
+    CheckCuda(check_cuda::Args),
 }
 
 /// A failure as text for the person at the terminal.
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         Command::Soak(args) => soak::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Miri(args) => miri::run(&args),
+        Command::CheckCuda(args) => check_cuda::run(&args),
     };
     result.unwrap_or_else(|failure| {
         eprintln!("error: {failure}");
@@ -66,13 +70,14 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         <Cli as clap::CommandFactory>::command().debug_assert();
-        let lines: [&[&str]; 6] = [
+        let lines: [&[&str]; 7] = [
             &["train", "--nproc", "4", "--framework", "burn"],
             &["test", "--quick", "--only", "consumer"],
             &["soak", "conformance", "--ranks", "1,2", "--minutes", "5"],
             &["soak", "chaos", "--runs", "2000", "--seed", "7"],
             &["bench", "--", "store", "--only", "pairs"],
             &["miri", "--require"],
+            &["check-cuda"],
         ];
         for line in lines {
             let _: Cli = Cli::parse_from([&["cargo xtask"], line].concat());

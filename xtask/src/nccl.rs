@@ -3,59 +3,28 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::Failure;
 use crate::shell::{Cmd, root};
-use crate::{Failure, cache};
+use crate::wheels::Wheels;
 
 /// The newest version that nccl-sys knows.
-const VERSION: &str = "2.32.3";
-
-/// What it takes, measured.
-const SIZE: &str = "305 MB to download, 360 MB on disk";
-
-/// The wheels by their digests: for x86-64 and for ARM.
-const HASHES: [&str; 2] = [
-    "1459723080ac889d73a26edfa3e04383a7928ab31ac8f0ec43b3ea9548b04ff3",
-    "a5bee92b2f4af218c109f8d221c3c9adcc752b94ae0ffcb0ed5abf9341a7724c",
-];
+pub(crate) const WHEELS: Wheels = Wheels {
+    what: "NCCL 2.32.3",
+    dir: "nccl-2.32.3",
+    size: "305 MB to download, 360 MB on disk",
+    packages: &[(
+        "nvidia-nccl-cu13==2.32.3",
+        [
+            "1459723080ac889d73a26edfa3e04383a7928ab31ac8f0ec43b3ea9548b04ff3",
+            "a5bee92b2f4af218c109f8d221c3c9adcc752b94ae0ffcb0ed5abf9341a7724c",
+        ],
+    )],
+    files: &["nvidia/nccl/include/nccl.h", "nvidia/nccl/lib/libnccl.so.2"],
+};
 
 /// Where the wheel's `include` and `lib` are, or would be.
 pub(crate) fn dir() -> Result<PathBuf, Failure> {
-    Ok(cache::dir(&format!("nccl-{VERSION}"))?.join("nvidia/nccl"))
-}
-
-pub(crate) fn is_there() -> bool {
-    let files = ["include/nccl.h", "lib/libnccl.so.2"];
-    dir().is_ok_and(|dir| files.iter().all(|file| dir.join(file).exists()))
-}
-
-/// Downloads the wheel into the user's cache directory unless it is there.
-pub(crate) fn fetch() -> Result<(), Failure> {
-    if is_there() {
-        return Ok(());
-    }
-    let target = cache::dir(&format!("nccl-{VERSION}"))?;
-    println!("fetching NCCL {VERSION} into {} ({SIZE})", target.display());
-    let hashes: Vec<String> = HASHES
-        .iter()
-        .map(|h| format!("--hash=sha256:{h}"))
-        .collect();
-    let wanted = format!("nvidia-nccl-cu13=={VERSION} {}\n", hashes.join(" "));
-    let list = target.join("requirements.txt");
-    std::fs::write(&list, wanted)?;
-    let install = [
-        "-m",
-        "pip",
-        "install",
-        "--no-deps",
-        "--only-binary",
-        ":all:",
-    ];
-    let pip = Cmd::new("python3").args(install).arg("--require-hashes");
-    let pip = pip.arg("--upgrade").arg("--target").arg(&target);
-    match pip.arg("--requirement").arg(&list).status()?.success() {
-        true => Ok(()),
-        false => Err("pip failed; on Debian: apt-get install python3-pip".into()),
-    }
+    Ok(WHEELS.path()?.join("nvidia/nccl"))
 }
 
 /// Faults on the emulated device, then the build beside others' features of cudarc.

@@ -27,6 +27,7 @@
 //! | `comm.rs` | the thin layer over NCCL's handle |
 //! | `driver.rs`, `memory.rs` | devices, streams, events; device memory and copies |
 //! | `slices.rs` | with the feature `cudarc-0_19`: buffers from slices of cudarc's |
+//! | `tensors.rs` | with the feature `candle-0_11`: candle's tensors |
 //! | `board.rs` | what ranks tell each other through the store: ids, and why a group broke |
 //! | `watchdog.rs` | a thread per group that sees to it that every operation ends |
 //!
@@ -47,8 +48,7 @@
 //! # Not done
 //!
 //! Several devices in one process; registered memory (`ncclMemAlloc`, windows); CUDA graphs;
-//! shrinking and growing communicators; `ncclCommSplit`, which all ranks of the parent would have
-//! to call in order, and `split` asks that of members only; a check for NaNs, which needs a kernel.
+//! shrinking and growing communicators; a check for NaNs, which needs a kernel.
 #![allow(
     non_upper_case_globals,
     reason = "the names of constants in patterns are NCCL's"
@@ -67,9 +67,13 @@ mod options;
 #[cfg(feature = "cudarc-0_19")]
 mod slices;
 mod step;
+#[cfg(feature = "candle-0_11")]
+mod tensors;
 mod watchdog;
 
 pub use group::{NcclGroup, capabilities};
 pub use options::Options;
 #[cfg(feature = "cudarc-0_19")]
 pub use slices::buffer_from_slice;
+#[cfg(feature = "candle-0_11")]
+pub use tensors::{allreduce_tensor, buffer_over_tensor};

@@ -42,7 +42,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         .collect();
     if args.require_all && chosen.iter().any(|suite| suite.name == "nccl") {
         // Without it the suite is skipped, which counts as a failure and says why.
-        if let Err(failure) = nccl::fetch() {
+        if let Err(failure) = nccl::WHEELS.fetch() {
             println!("NCCL could not be fetched: {failure}");
         }
     }
