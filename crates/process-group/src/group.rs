@@ -172,14 +172,15 @@ impl Capabilities {
         {
             return refuse(format!("the backend has no {}", op.name()));
         }
-        if let Some(dtype) = call.dtype()
-            && !self.dtypes.contains(dtype)
-        {
-            return refuse(format!("the backend does not know {dtype}"));
+        let Some(memory) = call.input().or(call.output()) else {
+            return Ok(());
+        };
+        if !self.dtypes.contains(memory.dtype()) {
+            return refuse(format!("the backend does not know {}", memory.dtype()));
         }
-        match call.device() {
-            Some(Device::Cpu) if !self.cpu => refuse("the backend has no host memory".into()),
-            Some(Device::Cuda(_)) if !self.cuda => refuse("the backend has no CUDA memory".into()),
+        match memory.device() {
+            Device::Cpu if !self.cpu => refuse("the backend has no host memory".into()),
+            Device::Cuda(_) if !self.cuda => refuse("the backend has no CUDA memory".into()),
             _ => Ok(()),
         }
     }
