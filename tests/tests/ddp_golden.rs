@@ -6,14 +6,14 @@ mod golden;
 use std::sync::Arc;
 use std::time::Duration;
 
-use phalanx_testkit::World;
+use phalanx_tests::world_for;
 
 #[test]
 fn every_backend_gives_pytorchs_numbers() {
     for backend in phalanx::backends() {
         for size in [2, 4] {
-            let world = World::new(size).deadline(Duration::from_secs(240));
-            world.env("PHALANX_BACKEND", &backend).run(|ctx| {
+            let world = world_for(&backend, size).deadline(Duration::from_secs(240));
+            world.run(|ctx| {
                 let group = phalanx::init().unwrap();
                 for case in golden::load(ctx.size()) {
                     golden::replay(&case, Arc::clone(&group));

@@ -105,6 +105,7 @@ fn commands_in_the_documentation_do_what_it_says() {
     let docs = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs");
     let mut count = 0;
     for page in [
+        "quick-start.md",
         "launching.md",
         "debugging.md",
         "checkpoints.md",
@@ -117,7 +118,7 @@ fn commands_in_the_documentation_do_what_it_says() {
             count += 1;
         }
     }
-    assert!(count >= 8, "{count} examples were found");
+    assert!(count >= 10, "{count} examples were found");
 }
 
 #[test]

@@ -58,6 +58,14 @@ const PRODUCT: &[&str] = &[
     "phalanx-store",
 ];
 
+/// What tests across crates need to run what they build.
+const TESTS: &[&str] = &[
+    "phalanx",
+    "phalanx-ddp",
+    "phalanx-reference",
+    "phalanx-testkit",
+];
+
 /// What the facade puts together.
 const PARTS: &[&str] = match PRODUCT.split_first() {
     Some((_facade, parts)) => parts,
@@ -75,6 +83,9 @@ const RULES: &[Rule] = &[
     with_unsafe("phalanx-mpi", CORE),
     with_unsafe("nccl-sys", &[]),
     with_unsafe("phalanx-nccl", &["nccl-sys", "phalanx-pg", "phalanx-store"]),
+    // Libraries for tests only, which nothing depends on but tests.
+    with_unsafe("emu-cuda", &[]),
+    with_unsafe("emu-nccl", &["nccl-sys", "phalanx-pg"]),
     safe("phalanx-reducer", CORE),
     safe(
         "phalanx-ddp",
@@ -84,13 +95,15 @@ const RULES: &[Rule] = &[
     safe("phalanx-candle", DDP),
     safe("phalanx", PARTS),
     safe("phalanx-cli", PRODUCT),
+    safe("phalanx-with-burn", &["phalanx", "phalanx-burn"]),
+    safe("phalanx-with-candle", &["phalanx", "phalanx-candle"]),
     // Tools for tests, of use to whoever writes a store or a backend.
     safe("phalanx-testkit", &["phalanx-store"]),
     safe(
         "phalanx-conformance",
         &["phalanx-testkit", "phalanx-pg", "phalanx-store"],
     ),
-    safe("phalanx-tests", PRODUCT),
+    safe("phalanx-tests", TESTS),
     safe("xtask", &["phalanx-testkit", "phalanx-store"]),
 ];
 

@@ -18,9 +18,10 @@ const LIMIT: Duration = Duration::from_secs(300);
 
 /// Test against a real PyTorch: its clients on our store server, our client on its servers, a
 /// Rust program under torchrun, PyTorch ranks under phalanx run, gloo groups that meet through our
-/// store, one file store shared.
+/// store, one file store shared, one gloo group of a Rust and a PyTorch rank.
 ///
-/// The first run makes a virtual environment with torch 2.13.0 in the user's cache directory.
+/// The last one needs Debian's PyTorch 1.13, which links the same libgloo as we do: it is installed
+/// with apt-get as root on a Debian that has it, and skipped elsewhere. The first run makes a virtual environment with torch 2.13.0 in the user's cache directory.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// A Python that has torch 2.13.0, instead of the one in the cache directory
@@ -31,6 +32,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
 }
+
+/// What rank 0 of an example with digits ends with.
+const SAME_PARAMETERS: &str = "ranks 2, identical parameters sha256";
 
 /// One test: a name, and what it runs.
 type Test = (&'static str, fn(&Setup) -> Result<(), Failure>);
@@ -63,10 +67,19 @@ const TESTS: &[Test] = &[
         lines_with(torchrun, "of 2: [1.0, 2.0]", 2)
     }),
     ("training with ddp under torchrun", |setup| {
-        let digits = setup.built.join("examples/digits");
-        let mut torchrun = command(&setup.python);
-        torchrun.args(TORCHRUN).arg(digits).args(["--epochs", "2"]);
-        lines_with(torchrun, "ranks 2, identical parameters sha256", 1)
+        setup.trains("digits", &["--epochs", "2"], SAME_PARAMETERS)
+    }),
+    ("training with burn under torchrun", |setup| {
+        setup.build_example("burn_digits")?;
+        setup.build_example("burn_chars")?;
+        setup.trains("burn_digits", &["--epochs", "1"], SAME_PARAMETERS)?;
+        setup.trains("burn_chars", &["--steps", "3"], "step 3 of 3")
+    }),
+    ("training with candle under torchrun", |setup| {
+        setup.build_example("candle_digits")?;
+        setup.build_example("candle_chars")?;
+        setup.trains("candle_digits", &["--epochs", "1"], SAME_PARAMETERS)?;
+        setup.trains("candle_chars", &["--steps", "3"], "step 3 of 3")
     }),
     ("the readme's program under srun", under_srun),
     ("pytorch ranks train under phalanx run", |setup| {
@@ -81,6 +94,7 @@ const TESTS: &[Test] = &[
         gloo,
     ),
     ("one file store from both sides", file_store),
+    ("a gloo group of a rust rank and a pytorch rank", mixed_gloo),
 ];
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
@@ -96,10 +110,20 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         println!("\n=== {name}");
         let start = Instant::now();
         let result = test(&setup);
-        let verdict = match &result {
-            Ok(()) => "ok",
-            Err(_) => "FAILED",
+        let skipped = result
+            .as_ref()
+            .err()
+            .and_then(|err| err.downcast_ref::<Skipped>());
+        let verdict = match (&result, skipped) {
+            (Ok(()), _) => "ok",
+            (Err(_), Some(_)) => "skipped",
+            (Err(_), None) => "FAILED",
         };
+        if let Some(Skipped(why)) = skipped {
+            println!("=== {name}: skipped: {why}");
+            lines.push(format!("skipped           {name}: {why}"));
+            continue;
+        }
         lines.push(format!(
             "{verdict:<7} {:6.1} s  {name}",
             start.elapsed().as_secs_f64()
@@ -110,16 +134,30 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         }
     }
     println!("\n{}\n", lines.join("\n"));
+    let skipped = lines.iter().filter(|line| line.starts_with("skipped"));
+    let skipped = skipped.count();
     println!(
-        "{} passed, {} failed",
-        lines.len() - failures.len(),
-        failures.len()
+        "{} passed, {} failed, {skipped} skipped",
+        lines.len() - failures.len() - skipped,
+        failures.len(),
     );
     Ok(match failures.is_empty() && !lines.is_empty() {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     })
 }
+
+/// A test that cannot be run here, and why.
+#[derive(Debug)]
+struct Skipped(String);
+
+impl std::fmt::Display for Skipped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Skipped {}
 
 /// The virtual environment with PyTorch, made if need be.
 fn environment() -> Result<PathBuf, Failure> {
@@ -230,6 +268,23 @@ impl Setup {
     }
 
     /// Two ranks of the example `meet`; `attempts` is how often they should have met.
+    /// Builds an example that takes long and that not every run needs.
+    fn build_example(&self, example: &str) -> Result<(), Failure> {
+        let build = Cmd::cargo().args(["build", "--workspace", "--example", example]);
+        match build.status()?.success() {
+            true => Ok(()),
+            false => Err(format!("{example} does not build").into()),
+        }
+    }
+
+    /// Two ranks of an example under torchrun; one of them prints a line with `expected`.
+    fn trains(&self, example: &str, args: &[&str], expected: &str) -> Result<(), Failure> {
+        let mut torchrun = command(&self.python);
+        let program = self.built.join("examples").join(example);
+        torchrun.args(TORCHRUN).arg(program).args(args);
+        lines_with(torchrun, expected, 1)
+    }
+
     fn torchrun(&self, flags: &[&str], args: &[&str], attempts: usize) -> Result<(), Failure> {
         let mut torchrun = command(&self.python);
         torchrun
@@ -320,6 +375,48 @@ fn gloo(setup: &Setup) -> Result<(), Failure> {
         rank_of_two
     });
     succeed_together(ranks)
+}
+
+/// Debian's PyTorch, which links the system's libgloo.
+const DEBIAN_PYTHON: &str = "/usr/bin/python3";
+const DEBIAN_TORCH_DISK: &str = "about 190 MB to download, 840 MB on disk";
+
+fn debian_torch() -> Result<(), Failure> {
+    let check = "import torch; assert torch.__version__.startswith('1.13')";
+    let is_there = || Cmd::new(DEBIAN_PYTHON).args(["-c", check]).succeeds();
+    if is_there() {
+        return Ok(());
+    }
+    let line = "test $(id -u) = 0 && apt-cache madison python3-torch | grep -q '| 1\\.13'";
+    if !Cmd::new("sh").args(["-c", line]).succeeds() {
+        let why = "it needs Debian's python3-torch 1.13, and root to install it".into();
+        return Err(Skipped(why).into());
+    }
+    println!("installing python3-torch with apt-get ({DEBIAN_TORCH_DISK})");
+    let install = ["install", "-q", "-y", "python3-torch", "libgloo-dev", "g++"];
+    let apt = Cmd::new("apt-get").env("DEBIAN_FRONTEND", "noninteractive");
+    match apt.args(install).status()?.success() && is_there() {
+        true => Ok(()),
+        false => Err("python3-torch could not be installed; is there a network?".into()),
+    }
+}
+
+fn mixed_gloo(setup: &Setup) -> Result<(), Failure> {
+    debian_torch()?;
+    let build = ["build", "-p", "phalanx-gloo", "--example", "with_pytorch"];
+    if !Cmd::cargo().args(build).status()?.success() {
+        return Err("the gloo backend does not build".into());
+    }
+    let path = cache::dir("interop")?.join(format!("mixed-{}", std::process::id()));
+    for (ours, theirs) in [("1", "0"), ("0", "1")] {
+        let mut rust = setup.example("with_pytorch");
+        rust.arg(&path).arg(ours);
+        let mut python = command(Path::new(DEBIAN_PYTHON));
+        python.arg(root().join("xtask/interop/mixed_gloo.py"));
+        python.arg(&path).arg(theirs);
+        succeed_together([rust, python])?;
+    }
+    Ok(())
 }
 
 fn file_store(setup: &Setup) -> Result<(), Failure> {

@@ -9,6 +9,8 @@ mod cache;
 mod fuzz;
 mod interop;
 mod miri;
+mod mpich;
+mod nccl;
 mod shell;
 mod slurm;
 mod soak;

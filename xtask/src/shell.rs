@@ -23,6 +23,18 @@ pub(crate) fn target_dir() -> PathBuf {
     root().join(chosen.unwrap_or_else(|| "target".into()))
 }
 
+/// Names the packages that tests are built without, for the programs that they build themselves.
+pub(crate) const WITHOUT: &str = "PHALANX_WITHOUT";
+
+/// Cargo's arguments to build on what the tests around this were built from, if there are tests
+/// around this: other packages mean other features, and everything built again.
+pub(crate) fn as_in_tests() -> Option<Vec<String>> {
+    let packages = std::env::var(WITHOUT).ok()?;
+    let packages = packages.split(',').filter(|package| !package.is_empty());
+    let left_out = packages.flat_map(|package| ["--exclude".into(), package.into()]);
+    Some(["--workspace".into()].into_iter().chain(left_out).collect())
+}
+
 /// A command to run at the top of the work tree.
 pub(crate) struct Cmd(Command);
 

@@ -2,8 +2,8 @@
 
 use std::process::ExitCode;
 
-use crate::Failure;
 use crate::shell::Cmd;
+use crate::{Failure, mpich, nccl};
 
 /// Run a long version of what `cargo xtask test` samples.
 #[derive(clap::Args)]
@@ -30,6 +30,16 @@ enum What {
         #[arg(long)]
         minutes: Option<u32>,
     },
+    /// The tests of the mpi backend on MPICH instead of the system's MPI: Debian's packages of it,
+    /// unpacked beside the system and not installed, in a target directory of their own
+    Mpich,
+    /// Faults of the NCCL backend on the emulated device, many times over; then whether the crate
+    /// type-checks beside the features of cudarc that candle and cubecl ask for
+    Nccl {
+        /// How often each fault is tried
+        #[arg(long, default_value_t = 50)]
+        runs: u32,
+    },
     /// Ranks that are killed or stopped in the middle of a random mix of calls. Prints how far it
     /// is, every run that goes wrong, and a summary with the times from the kill to the errors
     Chaos {
@@ -53,12 +63,14 @@ enum What {
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let soak = match &args.what {
+        What::Mpich => mpich::tests()?,
+        What::Nccl { runs } => return nccl::soak(*runs),
         What::Conformance {
             backend,
             ranks,
             minutes,
         } => {
-            let soak = example("soak").args(["--backend", backend, "--ranks", ranks]);
+            let soak = example("soak", backend).args(["--backend", backend, "--ranks", ranks]);
             match minutes {
                 Some(minutes) => soak.args(["--minutes", &minutes.to_string()]),
                 None => soak,
@@ -70,7 +82,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
             ranks,
             seed,
         } => {
-            let chaos = example("chaos").args(["--backend", backend]);
+            let chaos = example("chaos", backend).args(["--backend", backend]);
             let [runs, ranks] = [runs, ranks].map(u32::to_string);
             chaos.args([
                 "--runs",
@@ -89,7 +101,13 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
 }
 
 /// An example of the suites' crate, optimised: they move and compare a lot.
-fn example(name: &str) -> Cmd {
+fn example(name: &str, backend: &str) -> Cmd {
     let run = ["run", "--release", "--package", "phalanx-conformance"];
-    Cmd::cargo().args(run).args(["--example", name, "--"])
+    let run = Cmd::cargo().args(run);
+    let run = match backend {
+        // On a C library, so not in the facade unless it is asked for.
+        "gloo" => run.args(["--features", "phalanx/gloo"]),
+        _ => run,
+    };
+    run.args(["--example", name, "--"])
 }

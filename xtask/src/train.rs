@@ -7,15 +7,15 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use crate::Failure;
-use crate::shell::{Cmd, root, target_dir};
+use crate::shell::{Cmd, as_in_tests, root, target_dir};
 
 /// What the default number of epochs reaches; less means that something is broken.
 const ACCURACY: f64 = 0.96;
 
 /// Train a model on handwritten digits with several processes, then with one to compare.
 ///
-/// Builds the program `phalanx` and the example `digits`, and starts the ranks with `phalanx run`.
-/// Rank 0 shows how it goes. The end says how many digits that nobody trained on are recognised,
+/// Builds the program `phalanx` and an example (`digits`, `burn_digits` or `candle_digits`), and
+/// starts the ranks with `phalanx run`. Rank 0 shows how it goes. The end says how many digits that nobody trained on are recognised,
 /// whether all ranks have the same parameters, how long it took, and the commands to do it by hand.
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -44,25 +44,34 @@ pub(crate) struct Args {
 enum Framework {
     /// Layers written by hand, compiled in seconds
     Builtin,
-    /// Not there yet
+    /// A convolutional network with burn, which takes minutes to compile
     Burn,
-    /// Not there yet
+    /// A perceptron with candle, which takes minutes to compile
     Candle,
 }
 
-pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
-    let name = match args.framework {
-        Framework::Builtin => None,
-        Framework::Burn => Some("burn"),
-        Framework::Candle => Some("candle"),
-    };
-    if let Some(name) = name {
-        return Err(format!(
-            "there is no front end for {name} yet; --framework builtin trains a model without one"
-        )
-        .into());
+impl Framework {
+    /// The package that has it.
+    fn package(self) -> &'static str {
+        match self {
+            Self::Builtin => "phalanx",
+            Self::Burn => "phalanx-burn",
+            Self::Candle => "phalanx-candle",
+        }
     }
-    let built = build(args.json)?;
+
+    /// The program that is trained.
+    fn example(self) -> &'static str {
+        match self {
+            Self::Builtin => "digits",
+            Self::Burn => "burn_digits",
+            Self::Candle => "candle_digits",
+        }
+    }
+}
+
+pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let built = build(args.framework, args.json)?;
     let together = Launch::new(args, args.nproc, &built).run(args.json)?;
     let alone = match args.nproc {
         1 => None,
@@ -84,7 +93,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         });
         println!("{figures}");
     } else {
-        conclude(&together, alone.as_ref())?;
+        conclude(args.framework, &together, alone.as_ref())?;
     }
     let accuracy = together.number("/accuracy")?;
     if args.epochs.is_none() && accuracy <= ACCURACY {
@@ -94,22 +103,32 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// No more than training needs: what only tests need takes longer to build than all of it.
-const BUILD: [&str; 9] = [
-    "build",
-    "--package",
-    "phalanx-cli",
-    "--bin",
-    "phalanx",
-    "--package",
-    "phalanx",
-    "--example",
-    "digits",
-];
+/// Arguments of cargo. No more than training needs: what only tests need takes longer to build than
+/// all of it.
+fn build_args(framework: Framework) -> [&'static str; 9] {
+    let (package, example) = (framework.package(), framework.example());
+    [
+        "build",
+        "--package",
+        "phalanx-cli",
+        "--bin",
+        "phalanx",
+        "--package",
+        package,
+        "--example",
+        example,
+    ]
+}
 
 /// Builds both programs; the directory that they are in, from the top of the work tree if below.
-fn build(quiet: bool) -> Result<PathBuf, Failure> {
-    let build = Cmd::cargo().args(BUILD);
+fn build(framework: Framework, quiet: bool) -> Result<PathBuf, Failure> {
+    let build = match as_in_tests() {
+        None => Cmd::cargo().args(build_args(framework)),
+        Some(workspace) => {
+            let targets = ["--bin", "phalanx", "--example", framework.example()];
+            Cmd::cargo().arg("build").args(workspace).args(targets)
+        }
+    };
     let success = match quiet {
         true => build.arg("--quiet").read().is_ok(),
         false => build.status()?.success(),
@@ -144,7 +163,7 @@ impl Launch {
         let summary = format!("digits-{nproc}-{}.json", std::process::id());
         let mut words = vec![text(built.join("phalanx")), "run".into()];
         words.extend(["--nproc".into(), nproc.to_string(), "--".into()]);
-        words.push(text(built.join("examples/digits")));
+        words.push(text(built.join("examples").join(args.framework.example())));
         words.extend(["--backend".into(), args.backend.clone()]);
         let epochs = args.epochs.map(|epochs| epochs.to_string());
         words.extend(epochs.into_iter().flat_map(|n| ["--epochs".into(), n]));
@@ -156,6 +175,8 @@ impl Launch {
 
     fn command(&self) -> Cmd {
         let run = Cmd::new(root().join(&self.words[0])).args(&self.words[1..]);
+        // candle takes all cores otherwise, also for one process.
+        let run = run.env("RAYON_NUM_THREADS", "1");
         run.arg("--summary").arg(&self.summary)
     }
 
@@ -200,7 +221,11 @@ impl Outcome {
 }
 
 /// The end, for a person.
-fn conclude(together: &Outcome, alone: Option<&Outcome>) -> Result<(), Failure> {
+fn conclude(
+    framework: Framework,
+    together: &Outcome,
+    alone: Option<&Outcome>,
+) -> Result<(), Failure> {
     let ranks = together.number("/ranks")?;
     let [accuracy, correct, held_out] = [
         together.number("/accuracy")?,
@@ -229,7 +254,7 @@ fn conclude(together: &Outcome, alone: Option<&Outcome>) -> Result<(), Failure> 
         }
     }
     println!("\nthe same by hand:");
-    println!("  cargo {}", BUILD.join(" "));
+    println!("  cargo {}", build_args(framework).join(" "));
     for outcome in [Some(together), alone].into_iter().flatten() {
         println!("  {}", outcome.words.join(" "));
     }

@@ -59,13 +59,3 @@ fn figures_come_as_json_too() {
     assert_eq!(figures["one_process"]["figures"]["ranks"], 1);
     assert!(figures["wall_seconds"].as_f64().unwrap() > 0.0);
 }
-
-#[test]
-fn a_framework_without_a_front_end_is_refused() {
-    for framework in ["burn", "candle"] {
-        let (success, text) = train(&["--framework", framework]);
-        assert!(!success, "{text}");
-        assert!(text.contains(&format!("no front end for {framework} yet")));
-        assert!(text.contains("--framework builtin"), "{text}");
-    }
-}

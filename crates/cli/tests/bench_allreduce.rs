@@ -50,8 +50,9 @@ fn every_line_is_json_and_verified() {
 
 #[test]
 fn a_competitor_that_is_not_there_is_reported() {
-    let args = "allreduce --ranks 2 --backends reference,gloo,mpi --sizes 1024 --dtype bf16";
+    let args = "allreduce --ranks 2 --sizes 1024 --dtype bf16 --backends";
     let mut args: Vec<_> = args.split(' ').collect();
+    args.push("reference,torch-gloo,libgloo,openmpi,intelmpi");
     args.extend(["--torch", "/nowhere/python"]);
     let (lines, stderr, success) = bench(&args);
     assert!(success, "{stderr}");
@@ -67,12 +68,50 @@ fn a_competitor_that_is_not_there_is_reported() {
             .to_owned()
     };
     assert!(
-        missing("gloo").contains("/nowhere/python"),
+        missing("torch-gloo").contains("/nowhere/python"),
         "{}",
-        missing("gloo")
+        missing("torch-gloo")
     );
     assert_eq!(missing("openmpi"), "MPI has no bf16");
     assert_eq!(missing("intelmpi"), "MPI has no bf16");
+}
+
+#[cfg(any(feature = "gloo", feature = "mpi"))]
+#[test]
+fn ours_on_c_libraries_take_part_beside_the_libraries_alone() {
+    let mut backends = vec!["native"];
+    if cfg!(feature = "gloo") {
+        backends.extend(["gloo", "libgloo"]);
+    }
+    if cfg!(feature = "mpi") {
+        backends.extend(["mpi", "openmpi"]);
+    }
+    let names = backends.join(",");
+    let args = [
+        "allreduce",
+        "--ranks",
+        "2",
+        "--sizes",
+        "4,1048576",
+        "--backends",
+        &names,
+    ];
+    let (lines, stderr, success) = bench(&args);
+    assert!(success, "{stderr}");
+    for name in backends {
+        let of = lines.iter().filter(|line| line["backend"] == name);
+        let of: Vec<_> = of.collect();
+        assert_eq!(of.len(), 2, "{name}: {stderr}");
+        for line in of {
+            assert_eq!(line["verified"], true, "{line}");
+            let compared = line["time_over_bare"].as_f64();
+            assert_eq!(
+                compared.is_some(),
+                ["gloo", "mpi"].contains(&name),
+                "{line}"
+            );
+        }
+    }
 }
 
 #[test]
@@ -105,8 +144,10 @@ fn ranks_on_pretended_hosts_sum_too() {
         eprintln!("skipped: no network namespaces here");
         return;
     }
-    let args = "allreduce --ranks 2,3 --backends reference,mpi --sizes 1024 --hosts namespaces";
-    let (lines, stderr, success) = bench(&args.split(' ').collect::<Vec<_>>());
+    let args = "allreduce --ranks 2,3 --sizes 1024 --hosts namespaces --backends";
+    let mut args: Vec<_> = args.split(' ').collect();
+    args.push("reference,openmpi,intelmpi");
+    let (lines, stderr, success) = bench(&args);
     assert!(success, "{stderr}");
     let ours: Vec<_> = lines
         .iter()

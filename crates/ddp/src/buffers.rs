@@ -47,7 +47,7 @@ pub(crate) fn synchronize<M: Replica>(
     let mut named = Vec::with_capacity(buffers.len());
     for buffer in &buffers {
         let mut values = Buffer::zeroed(buffer.1.dtype, buffer.1.len());
-        construct::read_into(model, &[buffer], &mut values)?;
+        construct::read_into(model, &[buffer], values.as_bytes_mut()?)?;
         named.push(NamedBuffer {
             spec: buffer.1.clone(),
             values,

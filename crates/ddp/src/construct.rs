@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use phalanx_pg::{Buffer, Device, ProcessGroup, ProcessGroupExt};
+use phalanx_pg::{Device, ProcessGroup, ProcessGroupExt};
 use phalanx_reducer::{ParamSpec, verify};
 
 use crate::config::DdpConfig;
@@ -61,6 +61,7 @@ pub(crate) fn verify_ranks(
 
 /// What is wrong with a model, whatever other ranks have.
 pub(crate) fn check<M: Replica>(model: &M, params: &[ParamSpec]) -> Result<()> {
+    model.check()?;
     if params.is_empty() {
         return Err(Error::invalid(
             "the model has no parameter that needs a gradient; use it without Ddp",
@@ -91,40 +92,42 @@ pub(crate) fn broadcast<M: Replica>(
         let len = pack.iter().map(|(_, spec)| spec.len()).sum();
         let mut buffer = group.allocate(Device::Cpu, dtype, len)?;
         if group.rank() == source {
-            read_into(model, &pack, &mut buffer)?;
+            read_into(model, &pack, buffer.as_bytes_mut()?)?;
         }
         let buffer = group.broadcast(buffer, source)?.wait()?;
         if group.rank() != source {
             let mut bytes = buffer.as_bytes()?;
-            for (tensor, spec) in pack {
-                let (own, rest) = bytes.split_at(spec.len() * dtype.size());
-                model.write(*tensor, own)?;
+            let data = pack.iter().map(|(tensor, spec)| {
+                let (own, rest) = bytes.split_at(spec.byte_len());
                 bytes = rest;
-            }
+                (*tensor, own)
+            });
+            model.write_all(&data.collect::<Vec<_>>())?;
         }
     }
     Ok(())
 }
 
+/// Reads tensors one behind the other.
 pub(crate) fn read_into<M: Replica>(
     model: &M,
     pack: &[&(Tensor, TensorSpec)],
-    buffer: &mut Buffer,
+    mut bytes: &mut [u8],
 ) -> Result<()> {
-    let mut bytes = buffer.as_bytes_mut()?;
+    let mut places = Vec::with_capacity(pack.len());
     for (tensor, spec) in pack {
-        let (own, rest) = bytes.split_at_mut(spec.len() * spec.dtype.size());
-        model.read(*tensor, own)?;
+        let (own, rest) = bytes.split_at_mut(spec.byte_len());
+        places.push((*tensor, own));
         bytes = rest;
     }
-    Ok(())
+    model.read_all(&mut places)
 }
 
 /// Tensors of one element type and at most so many bytes, in order.
 fn packs(tensors: &[(Tensor, TensorSpec)]) -> Vec<Vec<&(Tensor, TensorSpec)>> {
     let mut packs: Vec<(usize, Vec<&(Tensor, TensorSpec)>)> = Vec::new();
     for tensor in tensors.iter().filter(|(_, spec)| !spec.is_empty()) {
-        let bytes = tensor.1.len() * tensor.1.dtype.size();
+        let bytes = tensor.1.byte_len();
         let open = packs.iter_mut().find(|(size, pack)| {
             pack[0].1.dtype == tensor.1.dtype && size + bytes <= BROADCAST_BYTES
         });

@@ -14,7 +14,7 @@ use crate::construct;
 use crate::error::{Error, Result};
 use crate::join::JoinConfig;
 use crate::log::{DdpLog, environment};
-use crate::replica::{Averaged, GradSink, Replica};
+use crate::replica::{Averaged, GradSink, Replica, TensorSpec};
 
 /// A model that is trained by many processes at once.
 ///
@@ -166,14 +166,14 @@ impl<M: Replica> Ddp<M> {
     ///
     /// Inside [`no_sync`](Ddp::no_sync) gradients are only added up, and what is returned is not
     /// meant for the optimizer.
-    pub fn backward(&mut self, f: impl FnOnce(&mut M::Hooked) -> M::Grads) -> Result<M::Grads> {
+    pub fn backward(&mut self, f: impl FnOnce(&mut M::Hooked) -> M::Raw) -> Result<M::Grads> {
         self.try_backward(|model| Ok(f(model)))
     }
 
     /// As [`backward`](Ddp::backward), for frameworks whose backward may fail.
     pub fn try_backward(
         &mut self,
-        f: impl FnOnce(&mut M::Hooked) -> Result<M::Grads>,
+        f: impl FnOnce(&mut M::Hooked) -> Result<M::Raw>,
     ) -> Result<M::Grads> {
         let Some((pass, _)) = self.pass.take() else {
             return Err(Error::invalid(
@@ -226,8 +226,14 @@ impl<M: Replica> Ddp<M> {
     /// # }
     /// ```
     pub fn no_sync(&mut self) -> NoSync<'_, M> {
-        let before = std::mem::replace(&mut self.sync, Sync::No);
+        let before = self.set_sync(Sync::No);
         NoSync { ddp: self, before }
+    }
+
+    /// Whether coming passes average, and what it was before: for front ends with a guard of their
+    /// own in the place of [`no_sync`](Ddp::no_sync).
+    pub fn set_sync(&mut self, sync: Sync) -> Sync {
+        std::mem::replace(&mut self.sync, sync)
     }
 
     /// Replaces the all-reduce of buckets. Once only; collective.
@@ -328,12 +334,10 @@ impl<M: Replica> Ddp<M> {
     /// Whether all ranks' parameters and buffers have the same bits: a check for tests and for
     /// the doubtful. Collective.
     pub fn replicas_agree(&self) -> Result<bool> {
-        let mut all = Vec::new();
-        for (tensor, spec) in construct::state(&self.model, &self.config) {
-            let start = all.len();
-            all.resize(start + spec.len() * spec.dtype.size(), 0);
-            self.model.read(tensor, &mut all[start..])?;
-        }
+        let state = construct::state(&self.model, &self.config);
+        let bytes = |(_, spec): &(_, TensorSpec)| spec.byte_len();
+        let mut all = vec![0; state.iter().map(bytes).sum()];
+        construct::read_into(&self.model, &state.iter().collect::<Vec<_>>(), &mut all)?;
         let everybodys = self.group.allgather_slice(&all)?;
         let mut others = everybodys.chunks_exact(all.len().max(1));
         Ok(others.all(|other| other == all))

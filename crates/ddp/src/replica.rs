@@ -26,8 +26,15 @@ use crate::error::Result;
 pub trait Replica {
     /// What forward runs on: the model itself, or a clone with hooks in it.
     type Hooked;
-    /// What the framework's backward returns and the optimizer takes.
+    /// What the framework's backward returns.
+    type Raw;
+    /// What the optimizer takes.
     type Grads;
+
+    /// What is wrong with this model, whatever other ranks have: every rank hears of it.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// The parameters that need gradients.
     fn parameters(&self) -> Vec<ParamSpec>;
@@ -46,6 +53,18 @@ pub trait Replica {
     /// Copies a tensor's elements in.
     fn write(&mut self, tensor: Tensor, data: &[u8]) -> Result<()>;
 
+    /// Reads several tensors, for front ends that find them by a walk through the model.
+    fn read_all(&self, tensors: &mut [(Tensor, &mut [u8])]) -> Result<()> {
+        let mut each = tensors.iter_mut();
+        each.try_for_each(|(tensor, out)| self.read(*tensor, out))
+    }
+
+    /// Writes several tensors; see [`read_all`](Replica::read_all).
+    fn write_all(&mut self, tensors: &[(Tensor, &[u8])]) -> Result<()> {
+        let mut each = tensors.iter();
+        each.try_for_each(|(tensor, data)| self.write(*tensor, data))
+    }
+
     /// Hands gradients of the coming backward to `sink`. Replaces an earlier sink.
     fn attach(&mut self, sink: GradSink) -> Result<()>;
 
@@ -59,7 +78,7 @@ pub trait Replica {
     ///
     /// A parameter whose average is `None` keeps no gradient, and one that the sink does not
     /// [take](GradSink::takes) keeps its own.
-    fn install(&mut self, raw: Self::Grads, averaged: &Averaged) -> Result<Self::Grads>;
+    fn install(&mut self, raw: Self::Raw, averaged: &Averaged) -> Result<Self::Grads>;
 
     /// Runs before each forward: where tensor parallelism assembles its parameters.
     fn before_forward(&mut self) -> Result<()> {
@@ -103,6 +122,11 @@ impl TensorSpec {
     /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Number of bytes.
+    pub fn byte_len(&self) -> usize {
+        self.len() * self.dtype.size()
     }
 }
 

@@ -1,15 +1,13 @@
 //! The process group.
 
-use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use phalanx_pg::registry::GroupInit;
 use phalanx_pg::{
     Buffer, Call, CallOptions, Capabilities, DType, Device, Engine, Error, ErrorKind, Lane,
-    ProcessGroup, RawWork, Result, check_members,
+    ProcessGroup, RawWork, Result, Splits, group_identity,
 };
 
 use crate::domain::Domain;
@@ -30,7 +28,7 @@ pub struct NativeGroup {
     lane: Arc<Lane>,
     member: Arc<Member>,
     /// Names given to splits so far.
-    splits: Mutex<HashSet<String>>,
+    splits: Splits,
     capabilities: Capabilities,
 }
 
@@ -70,7 +68,7 @@ impl NativeGroup {
         let members: Vec<usize> = (0..init.world_size).collect();
         let seat = Seat {
             name: init.name.clone(),
-            identity: identity("", &init.name, &members),
+            identity: group_identity("", &init.name, &members),
             rank: init.rank,
             members,
             timeout: init.timeout,
@@ -100,19 +98,10 @@ impl NativeGroup {
             identity: seat.identity.clone(),
             lane,
             member,
-            splits: Mutex::default(),
+            splits: Splits::default(),
             capabilities: Capabilities::all_on_host(),
         }))
     }
-}
-
-/// The identity of the group `name` of these members, split from the group `parent`.
-///
-/// The members are in it, since disjoint groups may have the same name; the length, since names
-/// may look like identities.
-fn identity(parent: &str, name: &str, members: &[usize]) -> String {
-    let members: Vec<String> = members.iter().map(usize::to_string).collect();
-    format!("{parent}/{}:{name}[{}]", name.len(), members.join(","))
 }
 
 impl ProcessGroup for NativeGroup {
@@ -176,25 +165,26 @@ impl ProcessGroup for NativeGroup {
 
     fn split(&self, ranks: &[usize], name: &str) -> Result<Option<Arc<dyn ProcessGroup>>> {
         let place = self.member.place();
-        check_members(ranks, self.size()).map_err(|err| err.during("split").at(place.clone()))?;
-        let Some(rank) = ranks.iter().position(|&rank| rank == self.rank()) else {
+        let usable = || {
+            self.lane.check_usable()?;
+            match self.member.broken() {
+                Some(cause) => Err(Error::broken_by(&cause)),
+                None => Ok(()),
+            }
+        };
+        let claimed = self
+            .splits
+            .claim(place, self.size(), (ranks, name), usable)?;
+        let Some(rank) = claimed else {
             return Ok(None);
         };
-        self.lane.check_usable()?;
-        if let Some(cause) = self.member.broken() {
-            return Err(Error::broken_by(&cause).during("split").at(place.clone()));
-        }
-        if !self.splits.lock().insert(name.to_owned()) {
-            let what = format!("a group {name:?} has been split from this one before");
-            return Err(Error::invalid(what).during("split").at(place.clone()));
-        }
         let members: Vec<usize> = ranks
             .iter()
             .map(|&rank| self.global_ranks()[rank])
             .collect();
         let seat = Seat {
             name: format!("{}/{name}", self.name),
-            identity: identity(&self.identity, name, &members),
+            identity: group_identity(&self.identity, name, &members),
             rank,
             members,
             timeout: self.timeout(),

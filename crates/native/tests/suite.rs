@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{DEADLINE, TIMEOUT, connect, connect_across};
-use phalanx_conformance::group::{Level, cases, run_rank, survive};
+use phalanx_conformance::group::{Level, run_rank, survive};
 use phalanx_pg::{ErrorKind, ProcessGroup, ProcessGroupExt};
 use phalanx_testkit::{End, Rank, World};
 
@@ -13,10 +13,7 @@ fn suite(ctx: &Rank, group: &Arc<dyn ProcessGroup>) {
     let report = run_rank(group, Level::Sample);
     group.shutdown().unwrap();
     println!("{report}");
-    // Small worlds lack peers for some cases; nothing else may be left out.
-    let unexpected = |(_, why): &&(&str, String)| !(why.starts_with("needs ") && ctx.size() < 4);
-    assert_eq!(report.skipped.iter().find(unexpected), None, "{report}");
-    assert_eq!(report.passed.len() + report.skipped.len(), cases().len());
+    report.assert_complete(ctx.size());
 }
 
 #[test]

@@ -13,7 +13,7 @@ use phalanx_pg::{
 };
 use phalanx_store::rendezvous::{self, LauncherEnv, Rendezvous, RendezvousOptions};
 
-use crate::backends::{check_features, default_backend, register_built_in};
+use crate::backends::{check_features, default_backend, register_built_in, world_of};
 use crate::recording::Recording;
 
 /// Names the backend: `native`, a registered one, or pairs such as `cpu:native,cuda:nccl`.
@@ -150,16 +150,7 @@ impl Init {
         };
         check_features(backend)?;
         let recording = self.recording()?;
-        let meeting = rendezvous::join(LauncherEnv::from_env()?, &self.options)?;
-        let mut init = GroupInit::new(
-            Arc::clone(&meeting.store),
-            meeting.rank(),
-            meeting.world_size(),
-        );
-        init.timeout = self.timeout.unwrap_or_else(|| meeting.timeouts.group());
-        init.token = self.options.token.clone();
-        init.bind = meeting.local_ip();
-        let mut group = registry::create(backend, &init)?;
+        let (mut group, meeting) = self.connect(backend)?;
         if self.checked {
             group = Checked::new(group)?;
         }
@@ -169,9 +160,28 @@ impl Init {
         Ok(Arc::new(World {
             group,
             _recording: recording,
-            meeting: Mutex::new(Some(meeting)),
+            meeting: Mutex::new(meeting),
             _claim: claim,
         }))
+    }
+
+    /// The group, with what it was made through.
+    fn connect(&self, backend: &str) -> Result<(Arc<dyn ProcessGroup>, Option<Rendezvous>)> {
+        let timeout = self.timeout;
+        let timeout = timeout.unwrap_or_else(|| self.options.timeouts.group());
+        if let Some(world) = world_of(backend, timeout) {
+            return Ok((world?, None));
+        }
+        let meeting = rendezvous::join(LauncherEnv::from_env()?, &self.options)?;
+        let mut init = GroupInit::new(
+            Arc::clone(&meeting.store),
+            meeting.rank(),
+            meeting.world_size(),
+        );
+        init.timeout = timeout;
+        init.token = self.options.token.clone();
+        init.bind = meeting.local_ip();
+        Ok((registry::create(backend, &init)?, Some(meeting)))
     }
 
     fn recording(&self) -> Result<Option<Recording>> {
@@ -217,7 +227,7 @@ impl Drop for Claim {
 struct World {
     group: Arc<dyn ProcessGroup>,
     _recording: Option<Recording>,
-    /// The store that subgroups meet through; present until an orderly end.
+    /// The store that subgroups meet through; present until an orderly end, if there is one.
     meeting: Mutex<Option<Rendezvous>>,
     _claim: Claim,
 }

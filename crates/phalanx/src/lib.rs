@@ -36,7 +36,12 @@
 //! | feature | what it adds |
 //! |---|---|
 //! | `native` (default) | shared memory inside a host, TCP between hosts, by the name `native` |
+//! | `gloo` | the system's libgloo, by the name `gloo` |
+//! | `mpi` | the system's MPI, by the name `mpi`; ranks are what MPI says |
+//! | `nccl` | NCCL on CUDA memory, by the name `nccl` or as in `cpu:native,cuda:nccl`; not run on a GPU by us |
 //! | `reference` | the plain backend over TCP, by the name `reference` |
+//! | `burn` | `phalanx::burn`: [burn](https://burn.dev)'s models |
+//! | `candle` | `phalanx::candle`: [candle](https://github.com/huggingface/candle)'s models |
 //!
 //! Backends of your own are registered by [`pg::registry::register`] and found by name like the
 //! built-in ones.
@@ -47,6 +52,12 @@ pub mod checkpoint;
 mod init;
 mod recording;
 
+/// Distributed data parallel for burn's models.
+#[cfg(feature = "burn")]
+pub use phalanx_burn as burn;
+/// Distributed data parallel for candle's models.
+#[cfg(feature = "candle")]
+pub use phalanx_candle as candle;
 /// Distributed data parallel: the wrapper around a model, the sampler, the builtin model, and what
 /// a front end for another framework implements.
 pub use phalanx_ddp as ddp;

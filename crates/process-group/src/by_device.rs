@@ -1,6 +1,7 @@
 //! One group made of a backend for host memory and one for devices.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
@@ -127,9 +128,12 @@ impl ProcessGroup for ByDevice {
             calls: cpu.calls.union(cuda.calls),
             dtypes: cpu.dtypes.union(cuda.dtypes),
             ops: cpu.ops.union(cuda.ops),
+            lacks: &[],
             cpu: cpu.cpu,
             cuda: cuda.cuda,
             recv_any: cpu.recv_any || cuda.recv_any,
+            tags: cpu.tags || cuda.tags,
+            fixed_order: cpu.fixed_order && cuda.fixed_order,
             abort: cpu.abort && cuda.abort,
             on_peer_death: worst.unwrap_or(PeerDeath::Error),
         }
@@ -141,6 +145,15 @@ impl ProcessGroup for ByDevice {
 
     fn allocate(&self, device: Device, dtype: DType, len: usize) -> Result<Buffer> {
         self.backend_for(kind(device)).allocate(device, dtype, len)
+    }
+
+    fn copy(&self, from: &Buffer, range: Range<usize>, to: &mut Buffer, at: usize) -> Result<()> {
+        // The backend for devices also knows the way to and from the host.
+        let device = match (kind(from.device()), kind(to.device())) {
+            (Kind::Cpu, Kind::Cpu) => Kind::Cpu,
+            _ => Kind::Cuda,
+        };
+        self.backend_for(device).copy(from, range, to, at)
     }
 
     fn submit(&self, call: Call, options: &CallOptions) -> Result<RawWork> {

@@ -1,5 +1,6 @@
 //! A group seen through call options.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,6 +57,10 @@ impl<G: ProcessGroup + ?Sized> ProcessGroup for Configured<'_, G> {
 
     fn allocate(&self, device: Device, dtype: DType, len: usize) -> Result<Buffer> {
         self.group.allocate(device, dtype, len)
+    }
+
+    fn copy(&self, from: &Buffer, range: Range<usize>, to: &mut Buffer, at: usize) -> Result<()> {
+        self.group.copy(from, range, to, at)
     }
 
     /// A call's own options go before those of `with`.

@@ -83,5 +83,15 @@ macro_rules! delegate_description {
         ) -> $crate::Result<$crate::Buffer> {
             self.$field.allocate(device, dtype, len)
         }
+
+        fn copy(
+            &self,
+            from: &$crate::Buffer,
+            range: std::ops::Range<usize>,
+            to: &mut $crate::Buffer,
+            at: usize,
+        ) -> $crate::Result<()> {
+            self.$field.copy(from, range, to, at)
+        }
     };
 }

@@ -1,6 +1,7 @@
 //! The trait that a backend implements.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -81,6 +82,20 @@ pub trait ProcessGroup: Send + Sync + fmt::Debug {
         }
     }
 
+    /// Copies elements of `from` into `to`, from its element `at` on; for memory that the host
+    /// cannot reach. Local, never a collective call.
+    ///
+    /// In the order of the buffers' streams: it sees what was put on `from`'s stream before, and
+    /// what is put on `to`'s stream later sees it. To host memory it is done when this returns.
+    /// From host memory, the caller may reuse the memory when this returns.
+    fn copy(&self, from: &Buffer, range: Range<usize>, to: &mut Buffer, at: usize) -> Result<()> {
+        check_copy(from, &range, to, at)?;
+        let size = to.dtype().size();
+        let source = &from.as_bytes()?[range.start * size..range.end * size];
+        to.as_bytes_mut()?[at * size..][..source.len()].copy_from_slice(source);
+        Ok(())
+    }
+
     /// Starts an operation. The call has been validated against rank, size and capabilities.
     fn submit(&self, call: Call, options: &CallOptions) -> Result<RawWork>;
 
@@ -101,6 +116,25 @@ pub trait ProcessGroup: Send + Sync + fmt::Debug {
     fn sequence(&self) -> u64;
 }
 
+/// Whether the elements are there and fit into `to` from element `at` on, for backends that
+/// [`copy`](ProcessGroup::copy).
+pub fn check_copy(from: &Buffer, range: &Range<usize>, to: &Buffer, at: usize) -> Result<()> {
+    if from.dtype() != to.dtype() {
+        let what = format!("a copy from {} to {}", from.dtype(), to.dtype());
+        return Err(Error::invalid(what));
+    }
+    if range.start > range.end || range.end > from.len() {
+        let what = format!("elements {range:?} of a buffer of {}", from.len());
+        return Err(Error::invalid(what));
+    }
+    if at.checked_add(range.len()).is_none_or(|end| end > to.len()) {
+        let (len, room) = (range.len(), to.len());
+        let what = format!("{len} elements do not fit into {room} from element {at} on");
+        return Err(Error::invalid(what));
+    }
+    Ok(())
+}
+
 /// What a backend can do.
 ///
 /// `Copy` and small: it is asked before every operation.
@@ -113,12 +147,20 @@ pub struct Capabilities {
     pub dtypes: Set<DType>,
     /// The operators it knows; factors do not count.
     pub ops: Set<ReduceOp>,
+    /// Combinations of an element type and an operator that it lacks, although it knows both.
+    pub lacks: &'static [(DType, ReduceOp)],
     /// Whether it works on host memory.
     pub cpu: bool,
     /// Whether it works on CUDA memory.
     pub cuda: bool,
     /// Whether receiving from anybody works.
     pub recv_any: bool,
+    /// Whether sends and receives match by tag; otherwise by their order, and all tags are zero.
+    pub tags: bool,
+    /// Whether a reduction's bits depend on values and ranks only, and 16-bit floats are summed in
+    /// `f32`. Where a library chooses its algorithm by size, the ranks still agree with each
+    /// other, but a vector in pieces may be rounded otherwise than the whole.
+    pub fixed_order: bool,
     /// Whether `abort` fails operations that are in progress.
     pub abort: bool,
     /// What survivors see when a peer dies.
@@ -144,12 +186,21 @@ impl Capabilities {
             calls: CallKind::ALL.into_iter().collect(),
             dtypes: DType::ALL.into_iter().collect(),
             ops: ReduceOp::ALL.into_iter().collect(),
+            lacks: &[],
             cpu: true,
             cuda: false,
             recv_any: true,
+            tags: true,
+            fixed_order: true,
             abort: true,
             on_peer_death: PeerDeath::Error,
         }
+    }
+
+    /// Whether it reduces elements of this type with this operator.
+    pub fn reduces(&self, dtype: DType, op: ReduceOp) -> bool {
+        let lacks = |(d, o): &(DType, ReduceOp)| *d == dtype && o.name() == op.name();
+        self.dtypes.contains(dtype) && self.ops.contains(op) && !self.lacks.iter().any(lacks)
     }
 
     /// Whether `call` is among them; the error says what is missing.
@@ -178,9 +229,26 @@ impl Capabilities {
         if !self.dtypes.contains(memory.dtype()) {
             return refuse(format!("the backend does not know {}", memory.dtype()));
         }
+<<<<<<< HEAD
         match memory.device() {
             Device::Cpu if !self.cpu => refuse("the backend has no host memory".into()),
             Device::Cuda(_) if !self.cuda => refuse("the backend has no CUDA memory".into()),
+=======
+        if let (Some(op), Some(dtype)) = (call.op(), call.dtype())
+            && !self.reduces(dtype, op)
+        {
+            return refuse(format!("the backend has no {} of {dtype}", op.name()));
+        }
+        if let Call::Send { tag, .. } | Call::Recv { tag, .. } = call
+            && *tag != 0
+            && !self.tags
+        {
+            return refuse("the backend has no tags; messages match by order, use tag 0".into());
+        }
+        match call.device() {
+            Some(Device::Cpu) if !self.cpu => refuse("the backend has no host memory".into()),
+            Some(Device::Cuda(_)) if !self.cuda => refuse("the backend has no CUDA memory".into()),
+>>>>>>> e1bf98e472c2400657fa5972266e6df995612076
             _ => Ok(()),
         }
     }

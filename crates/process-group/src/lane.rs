@@ -16,8 +16,9 @@ pub const MAX_OUTSTANDING: usize = 64 << 10;
 
 /// What a host backend does with one collective, in the thread that runs it.
 ///
-/// [`run`](Engine::run) is called by one thread at a time, not always the same;
-/// [`interrupt`](Engine::interrupt) by any thread, also while it runs.
+/// [`run`](Engine::run) is called by one thread at a time, not always the same, or by as many as the
+/// lane has [workers](Lane::with_workers); [`interrupt`](Engine::interrupt) by any thread, also while
+/// it runs.
 pub trait Engine: Send + Sync {
     /// Runs the call to its end. Must return by `turn.deadline`, or when interrupted.
     fn run(&self, call: Call, turn: &Turn) -> Result<Done>;
@@ -73,7 +74,9 @@ pub struct Turn {
 /// Numbers them, runs them one at a time, remembers the first failure and fails everything after
 /// it. A blocking call that finds nothing before it runs in the caller's thread, without a queue
 /// or an allocation; everything else runs in one thread of the lane's, made when first needed.
-/// Backends whose operations are host code put one of these around their [`Engine`].
+/// Backends whose operations are host code put one of these around their [`Engine`]. One whose
+/// operations may overlap, because their messages carry their numbers, gives it more
+/// [workers](Lane::with_workers): operations still begin in order.
 ///
 /// | idle | queued | a blocking call | an asynchronous call |
 /// |---|---|---|---|
@@ -91,6 +94,8 @@ struct Shared {
     place: Place,
     timeout: Duration,
     engine: Arc<dyn Engine>,
+    /// How many operations may run at the same time.
+    workers: usize,
     queue: Mutex<Queue>,
     changed: Condvar,
 }
@@ -99,10 +104,10 @@ struct Shared {
 struct Queue {
     jobs: VecDeque<Job>,
     next_seq: u64,
-    /// Somebody runs an operation.
-    busy: bool,
-    /// The lane's thread exists.
-    thread: bool,
+    /// How many run an operation.
+    busy: usize,
+    /// How many threads of the lane's exist.
+    threads: usize,
     closed: bool,
     broken: Option<Error>,
 }
@@ -132,7 +137,7 @@ enum Step {
 impl Queue {
     /// Closed, and nothing is left that could still go wrong.
     fn is_over(&self) -> bool {
-        self.closed && self.jobs.is_empty() && !self.busy
+        self.closed && self.jobs.is_empty() && self.busy == 0
     }
 }
 
@@ -146,11 +151,23 @@ impl Lane {
     /// A lane for the group and rank in `place`, whose operations take `timeout` at most unless
     /// they say otherwise.
     pub fn new(place: Place, timeout: Duration, engine: Arc<dyn Engine>) -> Self {
+        Self::with_workers(1, place, timeout, engine)
+    }
+
+    /// As [`new`](Lane::new), with up to `workers` operations at the same time. A barrier begins when
+    /// all before it have ended.
+    pub fn with_workers(
+        workers: usize,
+        place: Place,
+        timeout: Duration,
+        engine: Arc<dyn Engine>,
+    ) -> Self {
         let queue = Mutex::new(Queue::default());
         let shared = Shared {
             place,
             timeout,
             engine,
+            workers,
             queue,
             changed: Condvar::new(),
         };
@@ -175,7 +192,7 @@ impl Lane {
         let seq = queue.next_seq;
         queue.next_seq += 1;
         let timeout = options.timeout.unwrap_or(shared.timeout);
-        if options.mode == Mode::Blocking && !queue.busy && queue.jobs.is_empty() {
+        if options.mode == Mode::Blocking && queue.busy == 0 && queue.jobs.is_empty() {
             if kind != CallKind::AllReduce {
                 shared.engine.announce(&call, seq);
             } else if shared.engine.quick(&call, seq)
@@ -183,7 +200,7 @@ impl Lane {
             {
                 return Ok(RawWork::quick(buf));
             }
-            queue.busy = true;
+            queue.busy = 1;
             drop(queue);
             let mut times = Times::now();
             times.started = Some(times.enqueued);
@@ -204,7 +221,9 @@ impl Lane {
             timeout,
             completer,
         });
-        let spawn = !std::mem::replace(&mut queue.thread, true);
+        let wanted = shared.workers.min(queue.busy + queue.jobs.len());
+        let spawn = queue.threads < wanted;
+        queue.threads += usize::from(spawn);
         drop(queue);
         match spawn {
             true => self.spawn()?,
@@ -239,7 +258,7 @@ impl Lane {
     /// Whether nothing is outstanding.
     pub fn is_idle(&self) -> bool {
         let queue = self.shared.queue.lock();
-        queue.jobs.is_empty() && !queue.busy
+        queue.jobs.is_empty() && queue.busy == 0
     }
 
     /// What broke the group, if it is broken.
@@ -263,7 +282,8 @@ impl Lane {
         let end = Instant::now() + limit.min(Duration::from_secs(1 << 30));
         let mut queue = self.shared.queue.lock();
         queue.closed = true;
-        let open = |queue: &Queue| (queue.busy || !queue.jobs.is_empty()) && queue.broken.is_none();
+        let outstanding = |queue: &Queue| queue.busy > 0 || !queue.jobs.is_empty();
+        let open = |queue: &Queue| outstanding(queue) && queue.broken.is_none();
         while open(&queue) {
             let timed_out = self.shared.changed.wait_until(&mut queue, end).timed_out();
             // The last operation may have ended just when the time did.
@@ -313,7 +333,7 @@ impl Shared {
         }
     }
 
-    /// Does a part of an operation; the caller has made the lane busy. An error breaks the group.
+    /// Does a part of an operation, which is counted among the busy ones. An error breaks the group.
     fn attempt<T>(
         &self,
         turn: &Turn,
@@ -348,7 +368,7 @@ impl Shared {
     }
 
     fn release(&self) {
-        self.queue.lock().busy = false;
+        self.queue.lock().busy -= 1;
         self.changed.notify_all();
     }
 
@@ -376,7 +396,7 @@ impl Shared {
 
     /// The lane's thread.
     fn work(&self) {
-        // Those that ran; while there are any, the lane is this thread's.
+        // Those that ran; while there are any, this thread counts as busy.
         let mut unsettled: VecDeque<Ran> = VecDeque::new();
         let mut busy = false;
         loop {
@@ -405,15 +425,19 @@ impl Shared {
     fn next_step(&self, unsettled: &VecDeque<Ran>) -> Step {
         let mut queue = self.queue.lock();
         loop {
-            let free = !queue.busy || !unsettled.is_empty();
-            if free && let Some(job) = queue.jobs.pop_front() {
-                queue.busy = true;
+            let own = usize::from(!unsettled.is_empty());
+            let others = queue.busy - own;
+            let may_begin = |job: &mut Job| job.call.kind() != CallKind::Barrier || others == 0;
+            if others < self.workers
+                && let Some(job) = queue.jobs.pop_front_if(may_begin)
+            {
+                queue.busy = others + 1;
                 return Step::Run(job);
             }
             if !unsettled.is_empty() {
                 return Step::Settle;
             }
-            if !queue.busy && (queue.closed || queue.broken.is_some()) {
+            if queue.busy == 0 && (queue.closed || queue.broken.is_some()) {
                 return Step::End;
             }
             self.changed.wait(&mut queue);

@@ -87,6 +87,49 @@ impl Notice {
     }
 }
 
+/// What ranks tell each other about the end of their group; for backends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Word {
+    /// The group is broken, for everybody and at once.
+    Broken(Notice),
+    /// The sender takes no part in collectives from this number on. What it gave before counts.
+    Left(u64, Notice),
+    /// The sender needs nothing more of the group's connections.
+    Past,
+}
+
+/// Bytes of a collective's number.
+const SEQ_LEN: usize = 8;
+
+impl Word {
+    /// Longest encoded form.
+    pub const MAX_LEN: usize = 1 + SEQ_LEN + Notice::MAX_LEN;
+
+    /// The form for the wire.
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Broken(notice) => [&[1][..], &notice.encode()].concat(),
+            Self::Left(seq, notice) => [&[2][..], &seq.to_le_bytes(), &notice.encode()].concat(),
+            Self::Past => vec![3],
+        }
+    }
+
+    /// Reads what a rank of a group of `size` has sent; `None` if it is no word.
+    pub fn decode(bytes: &[u8], size: usize) -> Option<Self> {
+        let (kind, rest) = bytes.split_first()?;
+        match kind {
+            1 => Notice::decode(rest, size).map(Self::Broken),
+            2 => {
+                let (seq, rest) = rest.split_first_chunk::<SEQ_LEN>()?;
+                let notice = Notice::decode(rest, size)?;
+                Some(Self::Left(u64::from_le_bytes(*seq), notice))
+            }
+            3 if rest.is_empty() => Some(Self::Past),
+            _ => None,
+        }
+    }
+}
+
 fn shortened(mut text: String) -> String {
     text.truncate(text.floor_char_boundary(MAX_TEXT));
     text
@@ -124,6 +167,24 @@ mod tests {
         for cause in [lost, broken, Error::new(ErrorKind::Aborted, "enough")] {
             let notice = Notice::of(&cause, 1);
             assert_eq!(Notice::decode(&notice.encode(), 3), Some(notice));
+        }
+    }
+
+    #[test]
+    fn words_survive_the_wire() {
+        let notice = Notice::of(&Error::new(ErrorKind::Aborted, "enough"), 1);
+        let words = [
+            Word::Broken(notice.clone()),
+            Word::Left(7, notice),
+            Word::Past,
+        ];
+        for word in words {
+            let bytes = word.encode();
+            assert!(bytes.len() <= Word::MAX_LEN);
+            assert_eq!(Word::decode(&bytes, 2), Some(word));
+        }
+        for nonsense in [&[][..], &[3, 0], &[9], &[2, 1, 2, 3]] {
+            assert_eq!(Word::decode(nonsense, 2), None, "{nonsense:?}");
         }
     }
 

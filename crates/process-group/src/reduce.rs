@@ -52,6 +52,84 @@ pub fn reduce(op: ReduceOp, dtype: DType, parts: &[Contribution<'_>], out: &mut 
     }
 }
 
+/// Combines `part` into `acc`, rounding to the type: one step of a reduction that goes rank by rank.
+///
+/// Rank by rank in order it gives the bits of [`reduce`] for types that are combined as they are,
+/// so not for 16-bit floats unless there are two ranks. Averages are sums here, and factors are
+/// not applied.
+///
+/// # Panics
+///
+/// If lengths differ or the operator is not defined for the type.
+pub fn fold(op: ReduceOp, dtype: DType, acc: &mut [u8], part: &[u8]) {
+    assert!(op.is_defined_for(dtype), "{op} is not defined for {dtype}");
+    assert_eq!(acc.len(), part.len(), "contributions differ in length");
+    match dtype {
+        DType::F16 => fold_elements::<f16>(op, acc, part),
+        DType::BF16 => fold_elements::<bf16>(op, acc, part),
+        DType::F32 => fold_elements::<f32>(op, acc, part),
+        DType::F64 => fold_elements::<f64>(op, acc, part),
+        DType::I8 => fold_elements::<i8>(op, acc, part),
+        DType::U8 => fold_elements::<u8>(op, acc, part),
+        DType::I16 => fold_elements::<i16>(op, acc, part),
+        DType::I32 => fold_elements::<i32>(op, acc, part),
+        DType::I64 => fold_elements::<i64>(op, acc, part),
+        DType::Bool => fold_elements::<Truth>(op, acc, part),
+        DType::Complex64 => fold_elements::<Complex<f32>>(op, acc, part),
+    }
+}
+
+/// Whether a reduction gives the same bits in whatever order ranks are combined, so that a library
+/// may choose the order.
+///
+/// Whole numbers and booleans always do; floating-point sums and products do between two ranks.
+/// (Which of several NaNs comes out is left open, as IEEE 754 does.)
+pub fn is_order_free(op: ReduceOp, dtype: DType, ranks: usize) -> bool {
+    match op {
+        ReduceOp::Sum | ReduceOp::Product => !dtype.is_float() || ranks <= 2,
+        // Zeros of different signs are equal, and which one is returned depends on the order.
+        ReduceOp::Min | ReduceOp::Max => !dtype.is_float(),
+        ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => true,
+        ReduceOp::Avg | ReduceOp::PremulSum(_) => false,
+    }
+}
+
+/// The operator outside the loop, so that the loop has no branches.
+fn fold_elements<T: Number>(op: ReduceOp, acc: &mut [u8], part: &[u8]) {
+    macro_rules! each {
+        ($($op:pat => $same:expr),*) => {
+            match op {
+                $($op => fold_with::<T>(acc, part, |a, b| T::combine($same, a, b)),)*
+            }
+        };
+    }
+    each!(
+        ReduceOp::Product => ReduceOp::Product,
+        ReduceOp::Min => ReduceOp::Min,
+        ReduceOp::Max => ReduceOp::Max,
+        ReduceOp::BitAnd => ReduceOp::BitAnd,
+        ReduceOp::BitOr => ReduceOp::BitOr,
+        ReduceOp::BitXor => ReduceOp::BitXor,
+        _ => ReduceOp::Sum
+    );
+}
+
+#[inline(always)]
+fn fold_with<T: Number>(
+    acc: &mut [u8],
+    part: &[u8],
+    combine: impl Fn(T::Wide, T::Wide) -> T::Wide,
+) {
+    let size = size_of::<T>();
+    for (slot, other) in acc.chunks_exact_mut(size).zip(part.chunks_exact(size)) {
+        let sum = combine(
+            pod_read_unaligned::<T>(slot).widen(),
+            pod_read_unaligned::<T>(other).widen(),
+        );
+        slot.copy_from_slice(bytemuck::bytes_of(&T::narrow(sum)));
+    }
+}
+
 fn by_element<T: Number>(op: ReduceOp, parts: &[Contribution<'_>], out: &mut [u8]) {
     let size = size_of::<T>();
     let wide = |part: &Contribution<'_>, at: usize| {
@@ -106,6 +184,7 @@ macro_rules! floats {
                 $narrow(wide)
             }
 
+            #[inline(always)]
             fn combine(op: ReduceOp, a: $wide, b: $wide) -> $wide {
                 match op {
                     ReduceOp::Product => a * b,
@@ -147,6 +226,7 @@ macro_rules! integers {
                 wide
             }
 
+            #[inline(always)]
             fn combine(op: ReduceOp, a: $type, b: $type) -> $type {
                 match op {
                     ReduceOp::Product => a.wrapping_mul(b),
@@ -247,6 +327,76 @@ mod tests {
         out.chunks_exact(size_of::<T>())
             .map(pod_read_unaligned)
             .collect()
+    }
+
+    #[test]
+    fn folding_rank_by_rank_gives_the_same_bits() {
+        let element = |rank: usize, at: usize| (at * 37 + rank * 11) as u8;
+        for dtype in DType::ALL {
+            for op in ReduceOp::ALL {
+                let as_it_is = !matches!(op, ReduceOp::Avg | ReduceOp::PremulSum(_))
+                    && op.is_defined_for(dtype);
+                // Two ranks are rounded once in any case.
+                let ranks = if dtype.size() == 2 && dtype.is_float() {
+                    2
+                } else {
+                    5
+                };
+                if !as_it_is {
+                    continue;
+                }
+                let len = 33 * dtype.size();
+                let parts: Vec<Vec<u8>> = (0..ranks)
+                    .map(|rank| (0..len).map(|at| element(rank, at) & 0x3f).collect())
+                    .collect();
+                let contributions: Vec<_> = parts
+                    .iter()
+                    .map(|bytes| Contribution::new(op, bytes))
+                    .collect();
+                let mut expected = vec![0; len];
+                reduce(op, dtype, &contributions, &mut expected);
+                let mut acc = parts[0].clone();
+                parts[1..]
+                    .iter()
+                    .for_each(|part| fold(op, dtype, &mut acc, part));
+                assert_eq!(acc, expected, "{op} of {dtype}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_order_free_gives_the_same_bits_in_every_order() {
+        for dtype in DType::ALL {
+            for op in ReduceOp::ALL {
+                for ranks in [2, 4] {
+                    if !op.is_defined_for(dtype) || !is_order_free(op, dtype, ranks) {
+                        continue;
+                    }
+                    let part = |rank: usize| -> Vec<u8> {
+                        let byte = |at: usize| (at * 29 + rank * 101) as u8 & 0x3f;
+                        (0..16 * dtype.size()).map(byte).collect()
+                    };
+                    let in_order = |order: &[usize]| {
+                        let parts: Vec<_> = order.iter().map(|&rank| part(rank)).collect();
+                        let parts: Vec<_> = parts
+                            .iter()
+                            .map(|bytes| Contribution::new(op, bytes))
+                            .collect();
+                        let mut out = vec![0; 16 * dtype.size()];
+                        reduce(op, dtype, &parts, &mut out);
+                        out
+                    };
+                    let forward: Vec<usize> = (0..ranks).collect();
+                    let mut other = forward.clone();
+                    other.rotate_left(1);
+                    assert_eq!(in_order(&forward), in_order(&other), "{op} of {dtype}");
+                    other.reverse();
+                    assert_eq!(in_order(&forward), in_order(&other), "{op} of {dtype}");
+                }
+            }
+        }
+        let floats = is_order_free(ReduceOp::Sum, DType::F32, 3);
+        assert!(!floats && !is_order_free(ReduceOp::Min, DType::F32, 2));
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! Groups of some of a group's ranks.
 
+use std::collections::HashSet;
 use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::error::{Error, Place, Result};
 use crate::ext::buffer;
@@ -25,6 +28,49 @@ pub fn check_members(ranks: &[usize], size: usize) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The identity of the group `name` of these members (by their ranks in the world), split from the
+/// group whose identity is `parent`; for backends that have to tell groups of a job apart.
+///
+/// The members are in it, since disjoint groups may have the same name; the length, since names
+/// may look like identities.
+pub fn group_identity(parent: &str, name: &str, members: &[usize]) -> String {
+    let members: Vec<String> = members.iter().map(usize::to_string).collect();
+    format!("{parent}/{}:{name}[{}]", name.len(), members.join(","))
+}
+
+/// The names that a group's splits have taken; for backends.
+///
+/// May be used from many threads.
+#[derive(Debug, Default)]
+pub struct Splits(Mutex<HashSet<String>>);
+
+impl Splits {
+    /// What a split of a group of `size` has to ask first, at `place`, which is one of its ranks: the
+    /// members must make sense, the group be `usable`, and the name be new.
+    ///
+    /// This rank's place among the members; `None` if it is not one of them, for which the name is
+    /// not taken.
+    pub fn claim(
+        &self,
+        place: &Place,
+        size: usize,
+        (ranks, name): (&[usize], &str),
+        usable: impl FnOnce() -> Result<()>,
+    ) -> Result<Option<usize>> {
+        let refused = |err: Error| err.during("split").at(place.clone());
+        check_members(ranks, size).map_err(refused)?;
+        let Some(rank) = ranks.iter().position(|&rank| Some(rank) == place.rank) else {
+            return Ok(None);
+        };
+        usable().map_err(refused)?;
+        if !self.0.lock().insert(name.to_owned()) {
+            let what = format!("a group {name:?} has been split from this one before");
+            return Err(refused(Error::invalid(what)));
+        }
+        Ok(Some(rank))
+    }
 }
 
 pub(crate) fn new_group<G: ProcessGroup + ?Sized>(

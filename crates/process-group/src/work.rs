@@ -398,8 +398,9 @@ impl RawWork {
         }
     }
 
-    /// Has `waker` called once the operation is done, unless it is.
-    pub(crate) fn wake_by(&mut self, waker: &Waker) {
+    /// Has `waker` called once the operation is done, unless it is. For wrappers with a
+    /// [`Pending`] of their own.
+    pub fn wake_by(&mut self, waker: &Waker) {
         match &mut self.0 {
             Inner::Quick(_) | Inner::Ready(_) => {}
             Inner::Host(Handle(cell)) => {

@@ -1,6 +1,6 @@
 //! What ranks must have in common, and how they find out.
 
-use phalanx_pg::{Buffer, ProcessGroup, ProcessGroupExt};
+use phalanx_pg::{Buffer, Device, ProcessGroup, ProcessGroupExt};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -19,7 +19,7 @@ pub fn verify(
     options: &[(&str, String)],
 ) -> Result<()> {
     let own = Card {
-        params: params.to_vec(),
+        params: params.iter().map(comparable).collect(),
         options: options
             .iter()
             .map(|(name, value)| ((*name).to_owned(), value.clone()))
@@ -88,6 +88,18 @@ fn difference(first: &Card, rank: usize, other: &Card) -> String {
             a.0, a.1, b.1
         ),
         None => format!("ranks 0 and {rank} differ"),
+    }
+}
+
+/// The same on all ranks: each has a device of another number.
+fn comparable(param: &ParamSpec) -> ParamSpec {
+    let device = match param.device {
+        Device::Cuda(_) => Device::Cuda(0),
+        other => other,
+    };
+    ParamSpec {
+        device,
+        ..param.clone()
     }
 }
 

@@ -184,6 +184,7 @@ impl<'a> New<'a> {
         match *grad {
             GradView::Host { bytes, .. } => Self { rows: &[], bytes },
             GradView::Sparse { rows, bytes, .. } => Self { rows, bytes },
+            GradView::Device(_) => unreachable!("what is added up is on the host"),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use phalanx_pg::{DType, Element};
+use phalanx_pg::{Buffer, DType, Device, Element};
 
 use crate::error::{Error, ParamName, Result};
 use crate::params::{ParamSpec, Slot};
@@ -18,6 +18,9 @@ pub enum GradView<'a> {
         /// The elements' bytes, of any alignment.
         bytes: &'a [u8],
     },
+    /// All elements in row-major order, in device memory: copied there, behind what is on the
+    /// buffer's stream.
+    Device(&'a Buffer),
     /// Rows of the first dimension, in host memory; all others are zero.
     Sparse {
         /// Which rows. One may occur more than once: its values add up.
@@ -57,10 +60,19 @@ impl<'a> GradView<'a> {
         };
         let (dtype, len) = match *self {
             Self::Host { dtype, bytes } => (dtype, bytes.len()),
+            Self::Device(buffer) => (buffer.dtype(), buffer.byte_len()),
             Self::Sparse { dtype, bytes, .. } => (dtype, bytes.len()),
         };
+        let device = match self {
+            Self::Device(buffer) => buffer.device(),
+            _ => Device::Cpu,
+        };
+        if device != param.device {
+            let problem = format!("is on {device}, the parameter is on {}", param.device);
+            return Err(bad(slot, params, problem));
+        }
         let expected = match self {
-            Self::Host { .. } => param.byte_len(),
+            Self::Host { .. } | Self::Device(_) => param.byte_len(),
             Self::Sparse { rows, .. } => rows.len() * param.row_len() * param.dtype.size(),
         };
         let form_fits = matches!(self, Self::Sparse { .. }) == param.sparse;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use phalanx_pg::{Buffer, ProcessGroup, ProcessGroupExt, ReduceOp, Sparse};
+use phalanx_pg::{Buffer, Device, ProcessGroup, ProcessGroupExt, ReduceOp, Sparse};
 
 use crate::copy;
 use crate::layout::Layout;
@@ -107,6 +107,11 @@ impl CommHook for AllReduceHook {
 
     fn run(&self, mut bucket: GradBucket, group: &dyn ProcessGroup) -> HookResult<Buffer> {
         let dtype = bucket.buffer.dtype();
+        if bucket.buffer.device() != Device::Cpu {
+            return Ok(group
+                .allreduce(bucket.into_buffer(), ReduceOp::Avg)?
+                .wait()?);
+        }
         scale(bucket.buffer_mut(), dtype, 1.0 / group.size() as f64)?;
         Ok(group
             .allreduce(bucket.into_buffer(), ReduceOp::Sum)?
@@ -144,6 +149,13 @@ impl CommHook for CompressHook {
         let wide = buffer.dtype();
         if wide == phalanx_pg::DType::Complex64 {
             return Err("complex gradients cannot be compressed".into());
+        }
+        if buffer.device() != Device::Cpu {
+            return Err(
+                "gradients in device memory cannot be compressed here; use a hook of your \
+                        framework's"
+                    .into(),
+            );
         }
         let mut small = group.allocate(buffer.device(), narrow, buffer.len())?;
         let factor = 1.0 / group.size() as f64;

@@ -5,7 +5,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use phalanx_pg::{Buffer, ProcessGroupExt, ReduceOp, Work, WorkStatus};
+use phalanx_pg::{Buffer, ProcessGroupExt, Work, WorkStatus};
 
 use crate::bucket::{Content, Filling};
 use crate::error::{Error, Result};
@@ -100,7 +100,8 @@ impl Launcher {
         flight.launched = Some(Instant::now());
         let cargo = match content {
             Content::Dense(buffer) if !self.hooked => {
-                let work = pass.group().allreduce(buffer, ReduceOp::Sum)?;
+                let op = pass.operator(buffer.device());
+                let work = pass.group().allreduce(buffer, op)?;
                 flight.status = Some(work.status());
                 flight.work = Some(work);
                 return Ok(());

@@ -22,7 +22,7 @@
 //!
 //! # Not done
 //!
-//! Gradients in device memory, and buckets of another element type than their parameters'.
+//! Sparse gradients in device memory, and buckets of another element type than their parameters'.
 #![forbid(unsafe_code)]
 
 mod accumulate;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use phalanx_pg::{Buffer, Frozen, ProcessGroup, ProcessGroupExt, ReduceOp, Work};
+use phalanx_pg::{Buffer, Device, Frozen, ProcessGroup, ProcessGroupExt, ReduceOp, Work};
 
 use crate::accumulate::Accumulator;
 use crate::arrivals::Arrivals;
@@ -15,7 +15,7 @@ use crate::error::{Error, ParamName, Result, Unfinished, Why};
 use crate::grad::GradView;
 use crate::lane::{Lane, OwnGroup};
 use crate::launch::Launcher;
-use crate::layout::Layout;
+use crate::layout::{Layout, Place};
 use crate::params::{ParamSpec, Slot};
 use crate::reduced::{Landed, Reduced};
 use crate::reducer::GradTarget;
@@ -232,6 +232,24 @@ impl Running {
         }
         grad.check(slot, &self.core.params)?;
         let param = &self.core.params[slot];
+        if let GradView::Device(buffer) = grad
+            && !self.goes_straight(slot)
+        {
+            // What has to be added up goes by way of the host: that would take a kernel.
+            let mut host = Buffer::zeroed(param.dtype, param.len());
+            self.group.copy(buffer, 0..buffer.len(), &mut host, 0)?;
+            let (dtype, bytes) = (param.dtype, host.as_bytes()?);
+            return self.take(slot, param, &GradView::Host { dtype, bytes });
+        }
+        self.take(slot, param, grad)
+    }
+
+    /// Whether a slot's gradient is all that goes into its place in the bucket.
+    fn goes_straight(&self, slot: Slot) -> bool {
+        self.goal == Goal::Reduce && self.partial.is_none() && !self.accumulated.has(slot)
+    }
+
+    fn take(&self, slot: Slot, param: &ParamSpec, grad: &GradView<'_>) -> Result<()> {
         match (self.goal, &self.partial) {
             (Goal::Accumulate, _) => self.accumulated.add(slot, param, grad),
             (Goal::Learn, Some(partial)) => {
@@ -293,7 +311,11 @@ impl Running {
         let sources = Sources {
             accumulated: &self.accumulated,
             partial: self.partial.as_ref(),
-            factor: self.factor,
+            factor: match bucket.device {
+                Device::Cpu => self.factor,
+                // Applied by the reduction.
+                _ => 1.0,
+            },
         };
         let full = {
             let mut filling = self.buckets[place.bucket].lock();
@@ -301,7 +323,7 @@ impl Running {
                 true => filling.put_sparse(slot, param, grad, &sources),
                 false => {
                     let memory = filling.memory(&*self.group, bucket)?;
-                    sources.fill(slot, param, grad, place.bytes_of(memory, bucket.dtype)?);
+                    self.fill(memory, place, slot, grad, &sources)?;
                 }
             }
             filling.is_full_now()
@@ -312,6 +334,45 @@ impl Running {
                 .ready(place.bucket, &self.buckets, self)?;
         }
         Ok(())
+    }
+
+    /// Writes a slot's share of a bucket.
+    fn fill(
+        &self,
+        memory: &mut Buffer,
+        place: Place,
+        slot: Slot,
+        grad: Option<&GradView<'_>>,
+        sources: &Sources<'_>,
+    ) -> Result<()> {
+        let param = &self.core.params[slot];
+        match (memory.device(), grad) {
+            (Device::Cpu, _) => {
+                sources.fill(slot, param, grad, place.bytes_of(memory, param.dtype)?);
+            }
+            (_, Some(GradView::Device(buffer))) => {
+                let all = 0..buffer.len();
+                self.group.copy(buffer, all, memory, place.offset)?;
+            }
+            _ => {
+                let mut host = Buffer::zeroed(param.dtype, param.len());
+                sources.fill(slot, param, grad, host.as_bytes_mut()?);
+                self.group
+                    .copy(&host, 0..param.len(), memory, place.offset)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What turns a bucket into the average. In host memory gradients are divided on their way in;
+    /// in device memory by the reduction, since dividing there takes a kernel. Not an average,
+    /// which NCCL computes in the same way: ranks without inputs do not know the divisor, and all
+    /// have to call the same.
+    pub(crate) fn operator(&self, device: Device) -> ReduceOp {
+        match device {
+            Device::Cpu => ReduceOp::Sum,
+            _ => ReduceOp::PremulSum(self.factor),
+        }
     }
 
     /// Parameters that a static graph does not use count as ready from the first gradient on.

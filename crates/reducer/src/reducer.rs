@@ -328,8 +328,11 @@ fn check_params(params: &[ParamSpec]) -> Result<()> {
     for param in params {
         let problem = if !copy::is_gradient(param.dtype) {
             format!("is of type {}, which has no gradients", param.dtype)
-        } else if param.device != Device::Cpu {
-            format!("is on {}; gradients in host memory only", param.device)
+        } else if param.sparse && param.device != Device::Cpu {
+            format!(
+                "is on {}; sparse gradients in host memory only",
+                param.device
+            )
         } else if param.sparse && param.shape.is_empty() {
             "has a sparse gradient but no dimension".into()
         } else {

@@ -18,7 +18,7 @@ pub(crate) trait Meeting: Send + Sync + fmt::Debug {
 #[derive(Debug)]
 pub(crate) struct Seat<'a> {
     pub(crate) name: String,
-    /// Tells the group apart from all others that may be forming; see [`identity`].
+    /// Tells the group apart from all others that may be forming; see [`group_identity`](phalanx_pg::group_identity).
     pub(crate) identity: String,
     pub(crate) rank: usize,
     /// The members' ranks in the world.
@@ -28,15 +28,6 @@ pub(crate) struct Seat<'a> {
     /// The group it is split from, and the members' ranks there: if that breaks, or if one of them
     /// has left it, there is nothing to wait for.
     pub(crate) parent: Option<(&'a Member, &'a [usize])>,
-}
-
-/// The identity of the group `name` of these members, split from the group `parent`.
-///
-/// The members are in it, since disjoint groups may have the same name; the length, since names
-/// may look like identities.
-pub(crate) fn identity(parent: &str, name: &str, members: &[usize]) -> String {
-    let members: Vec<String> = members.iter().map(usize::to_string).collect();
-    format!("{parent}/{}:{name}[{}]", name.len(), members.join(","))
 }
 
 impl Seat<'_> {

@@ -1,18 +1,16 @@
 //! The process group.
 
-use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use phalanx_pg::{
     Call, CallOptions, Capabilities, Engine, Error, ErrorKind, Lane, ProcessGroup, RawWork, Result,
-    check_members,
+    Splits, group_identity,
 };
 use phalanx_store::Store;
 
-use crate::connect::{Meeting, Seat, identity};
+use crate::connect::{Meeting, Seat};
 use crate::member::Member;
 use crate::options::Options;
 use crate::sockets::Sockets;
@@ -31,7 +29,7 @@ pub struct ReferenceGroup {
     /// Where groups split from this one meet.
     meeting: Arc<dyn Meeting>,
     /// Names given to splits so far.
-    splits: Mutex<HashSet<String>>,
+    splits: Splits,
 }
 
 impl ReferenceGroup {
@@ -100,7 +98,7 @@ impl ReferenceGroup {
             lane: Lane::new(member.place().clone(), seat.timeout, engine),
             member,
             meeting: Arc::clone(meeting),
-            splits: Mutex::default(),
+            splits: Splits::default(),
         };
         Ok(Arc::new(group))
     }
@@ -110,7 +108,7 @@ fn first_seat(rank: usize, size: usize, options: &Options) -> Seat<'static> {
     let members: Vec<usize> = (0..size).collect();
     Seat {
         name: options.name.clone(),
-        identity: identity("", &options.name, &members),
+        identity: group_identity("", &options.name, &members),
         rank,
         members,
         timeout: options.timeout,
@@ -156,22 +154,20 @@ impl ProcessGroup for ReferenceGroup {
 
     fn split(&self, ranks: &[usize], name: &str) -> Result<Option<Arc<dyn ProcessGroup>>> {
         let place = self.member.place();
-        check_members(ranks, self.size()).map_err(|err| err.during("split").at(place.clone()))?;
-        let Some(rank) = ranks.iter().position(|&rank| rank == self.rank()) else {
+        let usable = || match self.member.hopeless(ranks) {
+            Some(cause) => Err(Error::broken_by(&cause)),
+            None => self.lane.check_usable(),
+        };
+        let claimed = self
+            .splits
+            .claim(place, self.size(), (ranks, name), usable)?;
+        let Some(rank) = claimed else {
             return Ok(None);
         };
-        if let Some(cause) = self.member.hopeless(ranks) {
-            return Err(Error::broken_by(&cause).during("split").at(place.clone()));
-        }
-        self.lane.check_usable()?;
-        if !self.splits.lock().insert(name.to_owned()) {
-            let what = format!("a group {name:?} has been split from this one before");
-            return Err(Error::invalid(what).during("split").at(place.clone()));
-        }
         let members: Vec<usize> = ranks.iter().map(|&rank| self.global_ranks[rank]).collect();
         let seat = Seat {
             name: format!("{}/{name}", self.name),
-            identity: identity(&self.identity, name, &members),
+            identity: group_identity(&self.identity, name, &members),
             rank,
             members,
             timeout: self.timeout(),

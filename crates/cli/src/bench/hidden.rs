@@ -9,6 +9,7 @@ use phalanx_reducer::{GradTarget, GradView, ParamSpec, Reducer, ReducerConfig, S
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use super::cpu::{self, Placement};
 use super::ddp::params::Params;
 use super::namespaces::{self, Namespaces};
 use super::processes::{finish, start};
@@ -28,7 +29,9 @@ const WARM_UP: usize = 3;
 ///
 /// Two network namespaces joined by a line of the given rate (root only). Each round times the
 /// averaging of all gradients with nothing to compute, the computation with nothing to average, and
-/// both together. Hidden is what does not show in the time of both.
+/// both together. Hidden is the share of the communication that nobody waited for once the last gradient
+/// was there. Slower is how much longer the backward itself took: communication needs processor time
+/// too, and here it has no processor of its own.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Name of the backend
@@ -56,7 +59,7 @@ struct Figures {
     comm_ms: f64,
     backward_ms: f64,
     both_ms: f64,
-    hidden: f64,
+    waited_ms: f64,
     verified: bool,
 }
 
@@ -101,7 +104,9 @@ fn report(args: &Args, figures: &Figures, verified: bool) {
         "comm_ms": figures.comm_ms,
         "backward_ms": figures.backward_ms,
         "both_ms": figures.both_ms,
-        "hidden": figures.hidden,
+        "waited_ms": figures.waited_ms,
+        "hidden": 1.0 - figures.waited_ms / figures.comm_ms,
+        "slower": (figures.both_ms - figures.waited_ms) / figures.backward_ms,
         "verified": verified,
     });
     if args.json {
@@ -115,30 +120,40 @@ fn report(args: &Args, figures: &Figures, verified: bool) {
 
 /// Measures, and returns the figures of this rank.
 fn rank(args: &Args) -> Result<Figures, Failure> {
+    // A host of its own has processors of its own.
+    if let Some((first, last)) = Placement::Apart.processors().ok().flatten() {
+        let own = std::env::var("RANK")? == "0";
+        cpu::pin(if own { first } else { last })?;
+    }
     let group = phalanx::init_with(&args.backend)?;
     let mut bench = Bench::new(args, Arc::clone(&group))?;
     for _ in 0..WARM_UP {
         bench.average(0.0)?;
     }
     let bare: Vec<f64> = (0..3)
-        .map(|_| bench.average(0.0))
+        .map(|_| bench.average(0.0).map(|(took, _)| took))
         .collect::<Result<_, _>>()?;
     // Rank 0's figure for all: they compute the same.
     let total = Buffer::from_vec(vec![median(&bare) * args.backward * per_ms()]);
     let total = group.broadcast(total, 0)?.wait()?.as_slice::<f64>()?[0];
-    let (mut comm, mut backward, mut both) = (Vec::new(), Vec::new(), Vec::new());
+    let mut times = [const { Vec::new() }; 4];
     for _ in 0..args.rounds {
-        comm.push(bench.average(0.0)?);
-        backward.push(bench.compute(total)?);
-        both.push(bench.average(total)?);
+        let (comm, _) = bench.average(0.0)?;
+        let backward = bench.compute(total)?;
+        let (both, waited) = bench.average(total)?;
+        let round = [comm, backward, both, waited];
+        times
+            .iter_mut()
+            .zip(round)
+            .for_each(|(times, took)| times.push(took));
     }
-    let [comm_ms, backward_ms, both_ms] = [comm, backward, both].map(|times| median(&times));
+    let [comm_ms, backward_ms, both_ms, waited_ms] = times.map(|times| median(&times));
     group.shutdown()?;
     Ok(Figures {
         comm_ms,
         backward_ms,
         both_ms,
-        hidden: 1.0 - (both_ms - backward_ms) / comm_ms,
+        waited_ms,
         verified: bench.wrong == 0,
     })
 }
@@ -147,7 +162,6 @@ struct Bench {
     group: Arc<dyn ProcessGroup>,
     reducer: Reducer,
     grads: Vec<Vec<f32>>,
-    elements: f64,
     pass: usize,
     /// Averages that were not what they should be.
     wrong: usize,
@@ -163,15 +177,18 @@ impl Bench {
         Ok(Self {
             group,
             reducer,
-            elements: lens.iter().sum::<usize>() as f64,
             grads: lens.iter().map(|&len| vec![0.0; len]).collect(),
             pass: 0,
             wrong: 0,
         })
     }
 
-    /// One backward of this many steps, spread over the parameters by their sizes, and its averages.
-    fn average(&mut self, steps: f64) -> Result<f64, Failure> {
+    /// One backward of this many steps, as many for every parameter, and its averages: how long that
+    /// took, and how much of it was waiting after the last gradient.
+    ///
+    /// In a convolutional network the many parameters of its end take no longer to differentiate
+    /// than the few of its beginning.
+    fn average(&mut self, steps: f64) -> Result<(f64, f64), Failure> {
         self.pass += 1;
         let value = (self.group.rank() + self.pass) as f32;
         self.grads.iter_mut().for_each(|grad| grad.fill(value));
@@ -180,27 +197,28 @@ impl Bench {
         let start = Instant::now();
         let sink = pass.sink();
         for (slot, grad) in self.grads.iter().enumerate().rev() {
-            compute(steps * grad.len() as f64 / self.elements);
+            compute(steps / self.grads.len() as f64);
             sink.grad_ready(slot, GradView::dense(grad))?;
         }
+        let ready = Instant::now();
         let reduced = pass.finish()?;
-        let took = start.elapsed().as_secs_f64() * 1e3;
+        let (took, waited) = (ms(start), ms(ready));
         let expected = self.pass as f32 + (self.group.size() - 1) as f32 / 2.0;
         for slot in 0..self.grads.len() {
             let view = reduced.dense(slot).ok_or("a gradient is missing")?;
             let view = view.as_slice::<f32>()?;
             self.wrong += view.iter().filter(|&&got| got != expected).count();
         }
-        Ok(took)
+        Ok((took, waited))
     }
 
     fn compute(&self, steps: f64) -> Result<f64, Failure> {
         self.group.barrier()?;
         let start = Instant::now();
-        for grad in &self.grads {
-            compute(steps * grad.len() as f64 / self.elements);
+        for _ in &self.grads {
+            compute(steps / self.grads.len() as f64);
         }
-        Ok(start.elapsed().as_secs_f64() * 1e3)
+        Ok(ms(start))
     }
 }
 
@@ -217,5 +235,9 @@ fn per_ms() -> f64 {
     const STEPS: f64 = 2e7;
     let start = Instant::now();
     compute(STEPS);
-    STEPS / (start.elapsed().as_secs_f64() * 1e3)
+    STEPS / ms(start)
+}
+
+fn ms(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
 }

@@ -19,6 +19,38 @@ pub(crate) fn median(values: &[f64]) -> f64 {
     }
 }
 
+/// A median with the interval that holds it nineteen times out of twenty.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Estimate {
+    pub(crate) median: f64,
+    pub(crate) low: f64,
+    pub(crate) high: f64,
+}
+
+impl Estimate {
+    /// From independent values, whatever their distribution: by the number of them on each side,
+    /// which is as for the throws of a coin. Of fewer than six values all of them are the interval.
+    pub(crate) fn of(values: &[f64]) -> Option<Self> {
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let count = sorted.len();
+        let last = count.checked_sub(1)?;
+        // The most values that may be cut off on each side with a chance of at most 2.5 %.
+        let (mut cut, mut chance, mut term) = (0, 0.0, 0.5f64.powi(count as i32));
+        while cut < count / 2 && chance + term <= 0.025 {
+            chance += term;
+            term *= (count - cut) as f64 / (cut + 1) as f64;
+            cut += 1;
+        }
+        let cut = cut.saturating_sub(1);
+        Some(Self {
+            median: median(&sorted),
+            low: sorted[cut],
+            high: sorted[last - cut],
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -36,6 +68,18 @@ mod tests {
     #[test]
     fn one_stall_among_few_samples_is_their_p99() {
         assert_eq!(percentile(&[1, 1, 1, 5_000], 0.99), 5_000);
+    }
+
+    #[test]
+    fn intervals_are_those_of_the_sign_test() {
+        let values = |count: u32| (1..=count).map(f64::from).collect::<Vec<_>>();
+        let interval = |count| Estimate::of(&values(count)).map(|e| (e.low, e.high));
+        // From tables: 15 values, the 4th and the 12th; 6 values, the first and the last.
+        assert_eq!(interval(15), Some((4.0, 12.0)));
+        assert_eq!(interval(9), Some((2.0, 8.0)));
+        assert_eq!(interval(6), Some((1.0, 6.0)));
+        assert_eq!(interval(3), Some((1.0, 3.0)));
+        assert_eq!(interval(0), None);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Which element types, operators, sizes, memory and modes a call is run with.
 
-use phalanx_pg::{Buffer, Call, CallOptions, DType, ProcessGroupExt, RawWork, ReduceOp};
+use phalanx_pg::{
+    Buffer, Call, CallOptions, Capabilities, DType, ProcessGroupExt, RawWork, ReduceOp,
+};
 
 use super::inputs::{Memory, Pattern, fill, input, sizes};
 use super::pairwise::{Spot, pairwise};
@@ -38,6 +40,7 @@ pub(super) struct Shape {
 
 /// The levels of each property that a run goes through.
 struct Product {
+    known: Capabilities,
     dtypes: Vec<DType>,
     ops: Vec<ReduceOp>,
     sizes: Vec<usize>,
@@ -78,29 +81,38 @@ impl Product {
         let mut product = Self::all(bench.level, shape, bench.size());
         let mut unknown = Vec::new();
         for &dtype in &product.dtypes {
-            let ops = product.ops.iter().filter(|&&op| fits(shape, dtype, op));
-            let missing = |op: &&ReduceOp| {
-                !known.dtypes.contains(dtype) || (shape.reduces && !known.ops.contains(**op))
+            let ops = product
+                .ops
+                .iter()
+                .filter(|&&op| product.fits(shape, dtype, op));
+            let missing = |op: &&ReduceOp| match shape.reduces {
+                true => !known.reduces(dtype, **op),
+                false => !known.dtypes.contains(dtype),
             };
             unknown.extend(
                 ops.filter(missing)
                     .map(|op| format!("{dtype}/{}", op.name())),
             );
         }
+        product.known = known;
         product.dtypes.retain(|&dtype| known.dtypes.contains(dtype));
         product
             .ops
             .retain(|&op| !shape.reduces || known.ops.contains(op));
         // What has nothing left to stand with cannot be asked for.
-        let ops = product.ops.clone();
-        product
-            .dtypes
-            .retain(|&dtype| ops.iter().any(|&op| fits(shape, dtype, op)));
-        let dtypes = &product.dtypes;
-        product
-            .ops
-            .retain(|&op| dtypes.iter().any(|&dtype| fits(shape, dtype, op)));
+        let (dtypes, ops) = (product.dtypes.clone(), product.ops.clone());
+        let mut left = dtypes.clone();
+        left.retain(|&dtype| ops.iter().any(|&op| product.fits(shape, dtype, op)));
+        product.dtypes = left;
+        let mut left = ops.clone();
+        left.retain(|&op| dtypes.iter().any(|&dtype| product.fits(shape, dtype, op)));
+        product.ops = left;
         (product, unknown)
+    }
+
+    /// Whether there is such a reduction, here and in the backend.
+    fn fits(&self, shape: Shape, dtype: DType, op: ReduceOp) -> bool {
+        !shape.reduces || (op.is_defined_for(dtype) && self.known.reduces(dtype, op))
     }
 
     fn all(level: Level, shape: Shape, ranks: usize) -> Self {
@@ -110,6 +122,7 @@ impl Product {
             Level::Sample => SAMPLE_LIMIT,
         };
         Self {
+            known: Capabilities::all_on_host(),
             dtypes: DType::ALL.to_vec(),
             ops: match shape.reduces {
                 true => ReduceOp::ALL.to_vec(),
@@ -124,7 +137,7 @@ impl Product {
         let may = |a: Spot, b: Spot| match (a.0.min(b.0), a.0.max(b.0)) {
             (0, 1) => {
                 let (dtype, op) = (a.min(b).1, a.max(b).1);
-                fits(shape, self.dtypes[dtype], self.ops[op])
+                self.fits(shape, self.dtypes[dtype], self.ops[op])
             }
             _ => true,
         };
@@ -140,7 +153,7 @@ impl Product {
         let mut turn = 0;
         for dtype in 0..self.dtypes.len() {
             for op in 0..self.ops.len() {
-                if !fits(shape, self.dtypes[dtype], self.ops[op]) {
+                if !self.fits(shape, self.dtypes[dtype], self.ops[op]) {
                     continue;
                 }
                 for (size, &len) in self.sizes.iter().enumerate() {
@@ -178,10 +191,6 @@ impl Product {
             round,
         }
     }
-}
-
-fn fits(shape: Shape, dtype: DType, op: ReduceOp) -> bool {
-    !shape.reduces || op.is_defined_for(dtype)
 }
 
 /// A piece of what must come out: elements of a pattern, from a number on.
@@ -311,7 +320,7 @@ mod tests {
             let rows = product.everything(shape);
             let defined = |&dtype: &DType| {
                 let ops = product.ops.iter();
-                ops.filter(|&&op| fits(shape, dtype, op)).count()
+                ops.filter(|&&op| product.fits(shape, dtype, op)).count()
             };
             let kinds: usize = product.dtypes.iter().map(defined).sum();
             let sizes = product.sizes.len();

@@ -160,9 +160,9 @@ fn slices(bench: &Bench) -> Outcome {
     assert_eq!(word, [n as u8 - 1; 3]);
     let all = bench
         .group
-        .allgather_slice(&[bench.rank() as i16])
+        .allgather_slice(&[bench.rank() as i32])
         .expect("succeeds");
-    assert_eq!(all, (0..n as i16).collect::<Vec<_>>());
+    assert_eq!(all, (0..n as i32).collect::<Vec<_>>());
     Ok(())
 }
 
@@ -188,6 +188,7 @@ fn slices_and_buffers(bench: &Bench) -> Outcome {
 
 fn monitored(bench: &Bench) -> Outcome {
     bench.needs(&[CallKind::Send, CallKind::Recv])?;
+    bench.needs_tags()?;
     for _ in 0..3 {
         bench
             .group

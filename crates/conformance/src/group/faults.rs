@@ -8,6 +8,8 @@ use phalanx_pg::{
     ProcessGroupExt, ReduceOp,
 };
 
+use phalanx_store::Store;
+
 use super::{Bench, Case, Outcome, Skip};
 
 pub(super) const CASES: &[Case] = &[
@@ -139,7 +141,7 @@ fn recv_timeout(bench: &Bench) -> Outcome {
     let err = bench
         .group
         .with(options)
-        .recv(room, 1, 77)
+        .recv(room, 1, bench.tag(77))
         .expect("accepted")
         .wait();
     let err = err.expect_err("nobody sends");
@@ -247,6 +249,7 @@ fn matches(bench: &Bench) -> Outcome {
 
 fn monitored_missing(bench: &Bench) -> Outcome {
     bench.needs(&[CallKind::Send, CallKind::Recv])?;
+    bench.needs_tags()?;
     bench.needs_ranks(2)?;
     let missing = bench.size() - 1;
     if bench.rank() == missing {
@@ -298,4 +301,83 @@ pub fn survive(group: &Arc<dyn ProcessGroup>, victim: usize, limit: Duration) ->
     let later = try_allreduce(&**group, limit).expect_err("the group is broken");
     assert!(broken(&later), "{later:?}");
     err
+}
+
+/// More elements than travel with the first messages of a collective.
+const LONG: usize = 300_000;
+
+/// What all ranks run, three at least, to see that an abort ends what is blocked: on rank 0, which
+/// aborts, on rank 1, and on the others when they next call. They meet in `store`.
+///
+/// # Panics
+///
+/// If somebody's operation does not end with the reason.
+pub fn wake_by_abort(group: &Arc<dyn ProcessGroup>, store: &dyn Store) {
+    let last = group.size() - 1;
+    let met = || store.barrier("woken", group.size()).expect("all come here");
+    if group.rank() > 1 {
+        met();
+        let err = group.barrier().expect_err("rank 0 has aborted");
+        assert!(err.to_string().contains("no more of this"), "{err}");
+        return;
+    }
+    let room = |len| Buffer::zeroed(DType::F32, len);
+    let message = group.recv(room(1), last, 1).expect("accepted");
+    let anybody = group.recv_any(room(1), 2).expect("accepted");
+    let sum = group
+        .allreduce(room(LONG), ReduceOp::Sum)
+        .expect("accepted");
+    if group.rank() == 0 {
+        std::thread::sleep(Duration::from_millis(200));
+        group.abort("no more of this");
+        group.abort("something else");
+    }
+    let ends = [
+        sum.wait().map(drop),
+        message.wait().map(drop),
+        anybody.wait().map(drop),
+    ];
+    for end in ends {
+        let err = end.expect_err("rank 0 aborts");
+        assert_eq!(err.kind(), ErrorKind::Aborted, "{err:?}");
+        assert!(err.to_string().contains("no more of this"), "{err}");
+    }
+    met();
+}
+
+/// What all ranks run, three at least, to see that an operation which the last one does not reach
+/// in time breaks the group for everybody, with that as the cause. They meet in `store`.
+///
+/// # Panics
+///
+/// If somebody's operation does not end so.
+pub fn break_by_timeout(group: &Arc<dyn ProcessGroup>, store: &dyn Store) {
+    let (rank, last) = (group.rank(), group.size() - 1);
+    let over = |rank| format!("over {rank}");
+    let sum = |options: CallOptions| {
+        let ours = Buffer::zeroed(DType::F32, LONG);
+        let sum = group.with(options).allreduce(ours, ReduceOp::Sum);
+        sum.and_then(|work| work.wait()).expect_err("one is late")
+    };
+    if rank == last {
+        (0..last).for_each(|rank| store.wait(&[&over(rank)]).expect("all come here"));
+        let err = sum(CallOptions::default());
+        assert!(err.to_string().contains("reports"), "{err}");
+        return;
+    }
+    if rank == 0 {
+        let err = sum(CallOptions::blocking().with_timeout(Duration::from_millis(300)));
+        assert_eq!(err.kind(), ErrorKind::Timeout, "{err:?}");
+        let place = err.place();
+        let named = (place.call, place.seq);
+        assert_eq!(named, (Some(CallKind::AllReduce), Some(0)), "{err}");
+    } else {
+        let err = sum(CallOptions::default());
+        assert_eq!(err.kind(), ErrorKind::Timeout, "{err:?}");
+        assert!(err.to_string().contains("rank 0 reports"), "{err}");
+    }
+    let later = group.barrier().expect_err("the group is broken");
+    assert_eq!(later.kind(), ErrorKind::Broken, "{later:?}");
+    assert_eq!(later.cause().map(Error::kind), Some(ErrorKind::Timeout));
+    store.set(&over(rank), b"").expect("the store is there");
 }

@@ -25,6 +25,9 @@
 //! operator, size, kind of memory and mode; [`Level::Full`] with every element type, operator and
 //! size together.
 //!
+//! A backend whose memory the host cannot reach runs the suite inside [`OnDevice`], which copies
+//! what every case works on to the device and back.
+//!
 //! A rank that dies cannot be tested from inside a rank; [`survive`] is what the others run.
 
 mod calls;
@@ -32,6 +35,7 @@ mod combinations;
 mod extras;
 mod faults;
 mod inputs;
+mod on_device;
 mod order;
 mod pairwise;
 mod subgroups;
@@ -43,7 +47,8 @@ use std::time::{Duration, Instant};
 
 use phalanx_pg::{CallKind, CallOptions, ProcessGroup, ProcessGroupExt};
 
-pub use faults::survive;
+pub use faults::{break_by_timeout, survive, wake_by_abort};
+pub use on_device::OnDevice;
 
 /// How much of the product of calls, types, operators, sizes, memory and modes to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,6 +110,31 @@ impl Bench {
         }
     }
 
+    /// A tag for messages, if there are any.
+    fn tag(&self, tag: u32) -> u32 {
+        match self.group.capabilities().tags {
+            true => tag,
+            false => 0,
+        }
+    }
+
+    fn needs_tags(&self) -> Outcome {
+        match self.group.capabilities().tags {
+            true => Ok(()),
+            false => Err(Skip("the backend has no tags".into())),
+        }
+    }
+
+    /// A case about bits that depend on values and ranks only.
+    fn needs_fixed_order(&self) -> Outcome {
+        match self.group.capabilities().fixed_order {
+            true => Ok(()),
+            false => Err(Skip(
+                "the backend's library chooses the order of summation".into(),
+            )),
+        }
+    }
+
     /// A case that needs peers.
     fn needs_ranks(&self, count: usize) -> Outcome {
         match self.size() >= count {
@@ -121,6 +151,20 @@ pub struct Report {
     pub passed: Vec<(&'static str, Duration)>,
     /// Those that were not asked of the backend, and why.
     pub skipped: Vec<(&'static str, String)>,
+}
+
+impl Report {
+    /// That every case of the suite passed on each of `ranks` ranks, but for those that need more
+    /// peers than there are.
+    ///
+    /// # Panics
+    ///
+    /// If another one was left out.
+    pub fn assert_complete(&self, ranks: usize) {
+        let unexpected = |(_, why): &&(&str, String)| !(why.starts_with("needs ") && ranks < 4);
+        assert_eq!(self.skipped.iter().find(unexpected), None, "{self}");
+        assert_eq!(self.passed.len() + self.skipped.len(), cases().len());
+    }
 }
 
 impl fmt::Display for Report {

@@ -176,6 +176,7 @@ fn same_bits(bench: &Bench) -> Outcome {
 
 fn pieces(bench: &Bench) -> Outcome {
     bench.needs(&[CallKind::AllReduce])?;
+    bench.needs_fixed_order()?;
     let len = 70_001;
     let whole = rough_sum(bench, 0..len, Memory::Registered);
     for (i, piece) in [len, 65_536, 20_000, 4097, 999].into_iter().enumerate() {
@@ -192,6 +193,7 @@ fn pieces(bench: &Bench) -> Outcome {
 
 fn rounded_once(bench: &Bench) -> Outcome {
     bench.needs(&[CallKind::AllReduce])?;
+    bench.needs_fixed_order()?;
     bench.needs_ranks(2)?;
     if !bench.group.capabilities().dtypes.contains(DType::BF16) {
         return Err(super::Skip("the backend has no bf16".into()));
@@ -312,7 +314,9 @@ fn p2p_beside(bench: &Bench) -> Outcome {
         let one = || Buffer::from_vec(vec![1i32; 1000]);
         match bench.rank() {
             0 => {
-                let message = bench.group.recv(Buffer::zeroed(DType::I32, 3), 1, 9);
+                let message = bench
+                    .group
+                    .recv(Buffer::zeroed(DType::I32, 3), 1, bench.tag(9));
                 let message = message.expect("accepted");
                 all(one())
                     .expect("accepted")
@@ -325,7 +329,7 @@ fn p2p_beside(bench: &Bench) -> Outcome {
                 let data = Buffer::from_vec(vec![4i32, 5, 6]).freeze();
                 bench
                     .group
-                    .send(data, 0, 9)
+                    .send(data, 0, bench.tag(9))
                     .expect("accepted")
                     .wait()
                     .expect("succeeds");
@@ -338,6 +342,7 @@ fn p2p_beside(bench: &Bench) -> Outcome {
 
 fn tags(bench: &Bench) -> Outcome {
     bench.needs(&[CallKind::Send, CallKind::Recv])?;
+    bench.needs_tags()?;
     bench.needs_ranks(2)?;
     match bench.rank() {
         0 => {
@@ -449,12 +454,12 @@ fn ring(bench: &Bench) -> Outcome {
         Call::Send {
             data,
             peer: next,
-            tag: 1,
+            tag: bench.tag(1),
         },
         Call::Recv {
             buf: Buffer::zeroed(DType::I32, len),
             peer: Some(previous),
-            tag: 1,
+            tag: bench.tag(1),
         },
     ];
     let mut got = bench

@@ -1,6 +1,8 @@
 //! Layers in a row.
 
-use phalanx_pg::DType;
+use std::sync::Arc;
+
+use phalanx_pg::{Buffer, DType, Device, ProcessGroup};
 use phalanx_reducer::{Grad, GradRef, GradView, ParamSpec};
 
 use super::layer::{self, Bag, Input, Layer, Linear, MOMENTUM, Saved};
@@ -22,6 +24,8 @@ pub struct Net {
     sink: Option<GradSink>,
     /// By layer, from the last forward in training.
     tape: Vec<Saved>,
+    /// Copies gradients to the device and back, if they are to be there.
+    courier: Option<Arc<dyn ProcessGroup>>,
 }
 
 #[derive(Debug, Clone)]
@@ -91,6 +95,7 @@ impl Net {
             training: true,
             sink: None,
             tape: Vec::new(),
+            courier: None,
         }
     }
 
@@ -182,6 +187,16 @@ impl Net {
     /// Whether batch norms use the batch and backward is to follow.
     pub fn set_training(&mut self, training: bool) {
         self.training = training;
+    }
+
+    /// Hands dense gradients over in device memory of `group`'s, to try a backend for devices with
+    /// a model that needs no framework. They are still computed on the host.
+    #[must_use]
+    pub fn with_gradients_on(mut self, device: Device, group: Arc<dyn ProcessGroup>) -> Self {
+        let dense = self.params.iter_mut().filter(|param| !param.spec.sparse);
+        dense.for_each(|param| param.spec.device = device);
+        self.courier = Some(group);
+        self
     }
 
     fn add_linear(&mut self, name: &str, inputs: usize, outputs: usize) -> Linear {
@@ -389,8 +404,17 @@ impl Net {
             out.0[parameter] = Some(gradient);
             return;
         };
+        let sent = match (&self.courier, &gradient) {
+            (Some(group), Gradient::Dense(values)) => send(&**group, spec, values),
+            _ => Ok(None),
+        };
         let view = match &gradient {
-            Gradient::Dense(values) => GradView::dense(values),
+            // What cannot be sent is missed at the end of the pass.
+            Gradient::Dense(_) if sent.is_err() => return,
+            Gradient::Dense(values) => match sent.as_ref().ok().and_then(Option::as_ref) {
+                Some(buffer) => GradView::Device(buffer),
+                None => GradView::dense(values),
+            },
             Gradient::Sparse { rows, values } => GradView::sparse(rows, values),
             Gradient::View(_) => unreachable!("views come from the reducer"),
         };
@@ -399,8 +423,36 @@ impl Net {
     }
 }
 
+/// A gradient in the parameter's own memory, if that is a device's.
+fn send(
+    group: &dyn ProcessGroup,
+    spec: &ParamSpec,
+    values: &[f32],
+) -> phalanx_pg::Result<Option<Buffer>> {
+    if spec.device == Device::Cpu {
+        return Ok(None);
+    }
+    let mut buffer = group.allocate(spec.device, spec.dtype, values.len())?;
+    group.copy(&Buffer::from_slice(values), 0..values.len(), &mut buffer, 0)?;
+    Ok(Some(buffer))
+}
+
+/// An average in memory of its own, on the host.
+fn fetch(group: Option<&dyn ProcessGroup>, view: &GradRef) -> phalanx_pg::Result<Vec<f32>> {
+    let (bucket, offset) = view.memory();
+    match group {
+        Some(group) if bucket.device() != Device::Cpu => {
+            let mut host = Buffer::zeroed(DType::F32, view.len());
+            group.copy(bucket, offset..offset + view.len(), &mut host, 0)?;
+            host.to_vec()
+        }
+        _ => view.as_slice().map(<[f32]>::to_vec),
+    }
+}
+
 impl Replica for Net {
     type Hooked = Net;
+    type Raw = Gradients;
     type Grads = Gradients;
 
     fn parameters(&self) -> Vec<ParamSpec> {
@@ -460,8 +512,12 @@ impl Replica for Net {
             }
             *gradient = match averaged.grad(parameter) {
                 None => None,
-                Some(Grad::Dense(view)) if averaged.as_views() => Some(Gradient::View(view)),
-                Some(Grad::Dense(view)) => Some(Gradient::Dense(view.as_slice()?.to_vec())),
+                Some(Grad::Dense(view)) if averaged.as_views() && self.courier.is_none() => {
+                    Some(Gradient::View(view))
+                }
+                Some(Grad::Dense(view)) => {
+                    Some(Gradient::Dense(fetch(self.courier.as_deref(), &view)?))
+                }
                 Some(Grad::Sparse(sparse)) => Some(Gradient::Sparse {
                     rows: sparse.indices.clone(),
                     values: sparse.values.to_vec()?,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use phalanx_ddp::builtin::{Bag, Gradients, Input, Matrix, Net, Sgd, cross_entropy};
 use phalanx_ddp::reducer::{AllReduceHook, CommHook, CompressHook, Slot};
 use phalanx_ddp::{Ddp, DdpConfig, Join, JoinOptions, Replica, Tensor};
-use phalanx_pg::ProcessGroup;
+use phalanx_pg::{Device, ProcessGroup};
 use serde_json::Value;
 
 /// How far numbers may be from PyTorch's: it sums products in another order than we do.
@@ -23,10 +23,14 @@ pub(crate) fn load(world: usize) -> Vec<Value> {
     golden["cases"].as_array().unwrap().clone()
 }
 
-/// One rank's part of a case; panics where it differs.
+/// One rank's part of a case; panics where it differs. Where the group has devices, gradients are
+/// on that of the rank's number.
 pub(crate) fn replay(case: &Value, group: Arc<dyn ProcessGroup>) {
     let rank = group.rank();
     let mut net = build(&case["net"]);
+    if group.capabilities().cuda {
+        net = net.with_gradients_on(Device::Cuda(rank as u32), Arc::clone(&group));
+    }
     fill(&mut net, &case["initial"], rank);
     if case["active"].is_null() {
         net.set_branch("never", false);

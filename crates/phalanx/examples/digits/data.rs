@@ -1,9 +1,9 @@
-//! The data set: 1,797 digits of 8 x 8 pixels, a fifth of them held out.
+//! The data set: 1,797 digits of 8 x 8 pixels, a fifth of them held out. All examples with digits
+//! have this file.
 
 use std::io::Read;
 
 use flate2::read::GzDecoder;
-use phalanx::ddp::builtin::Matrix;
 
 /// Inside the program, so that it runs in any directory and under any launcher.
 const FILE: &[u8] = include_bytes!("../../../../data/digits/digits.csv.gz");
@@ -64,13 +64,13 @@ impl Digits {
         self.labels.len()
     }
 
-    /// Some of them, as input and targets of a model.
-    pub(crate) fn batch(&self, indices: &[usize]) -> (Matrix, Vec<usize>) {
+    /// Some of them: pixels, [`PIXELS`] for each, and labels.
+    pub(crate) fn batch(&self, indices: &[usize]) -> (Vec<f32>, Vec<usize>) {
         let digits = indices
             .iter()
             .map(|&i| &self.pixels[i * PIXELS..][..PIXELS]);
         let pixels = digits.flatten().copied().collect();
         let labels = indices.iter().map(|&i| self.labels[i]).collect();
-        (Matrix::new(indices.len(), PIXELS, pixels), labels)
+        (pixels, labels)
     }
 }

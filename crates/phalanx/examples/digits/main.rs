@@ -10,17 +10,18 @@ mod data;
 mod progress;
 
 use std::error::Error;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
 use phalanx::ddp::builtin::{Matrix, Net, Sgd, cross_entropy};
 use phalanx::prelude::*;
-use sha2::{Digest, Sha256};
 
 use data::Digits;
-use progress::{Epoch, Summary, Times};
+use progress::{Args, Epoch, Times};
+
+/// Passes over the data.
+const EPOCHS: u64 = 30;
 
 /// Examples per step, of all ranks together.
 const BATCH: usize = 32;
@@ -30,22 +31,6 @@ const MOMENTUM: f32 = 0.9;
 /// Caps of buckets in MiB. By PyTorch's defaults the whole model would be one bucket, which is full
 /// when backward ends, and nothing could overlap.
 const BUCKET_CAP_MB: f64 = 0.004;
-
-/// Learn handwritten digits with all ranks of a job.
-#[derive(Parser)]
-struct Args {
-    /// Passes over the data
-    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..))]
-    epochs: u64,
-
-    /// The backend, if not the one that PHALANX_BACKEND or the default says
-    #[arg(long)]
-    backend: Option<String>,
-
-    /// Write the figures of the end to this file, as JSON
-    #[arg(long, value_name = "FILE")]
-    summary: Option<PathBuf>,
-}
 
 fn main() -> ExitCode {
     match run(&Args::parse()) {
@@ -59,10 +44,8 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let (train, held_out) = Digits::load()?;
-    let group = match &args.backend {
-        Some(backend) => phalanx::init_with(backend)?,
-        None => phalanx::init()?,
-    };
+    let group = args.init()?;
+    let epochs = args.epochs.unwrap_or(EPOCHS);
     let (rank, ranks) = (group.rank(), group.size());
     // Another seed on each rank: all get rank 0's values.
     let net = Net::new(rank as u64 + 1)
@@ -80,37 +63,18 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let mut sampler = DistributedSampler::new(train.len(), ranks, rank)?;
 
     let start = Instant::now();
-    for epoch in 0..args.epochs {
+    for epoch in 0..epochs {
         sampler.set_epoch(epoch);
         let begun = Instant::now();
         let sums = train_epoch(&mut ddp, &mut sgd, &train, &sampler.indices())?;
         if rank == 0 {
-            let epoch = Epoch::new(epoch + 1, args.epochs, sums, begun.elapsed());
+            let epoch = Epoch::new(epoch + 1, epochs, sums, begun.elapsed());
             println!("{epoch}  {}", Times::of(&ddp));
         }
     }
     let trained = start.elapsed();
-
     let correct = evaluate(&mut ddp, &held_out)?;
-    let sha256 = common_digest(&ddp)?;
-    if rank == 0 {
-        let summary = Summary {
-            ranks,
-            backend: group.backend().to_owned(),
-            epochs: args.epochs,
-            held_out: held_out.len(),
-            correct,
-            accuracy: correct as f64 / held_out.len() as f64,
-            sha256,
-            training_seconds: trained.as_secs_f64(),
-            step: Times::of(&ddp),
-        };
-        println!("{summary}");
-        if let Some(file) = &args.summary {
-            std::fs::write(file, serde_json::to_string(&summary)?)
-                .map_err(|err| format!("write {}: {err}", file.display()))?;
-        }
-    }
+    args.conclude(&ddp, epochs, [correct, held_out.len()], trained)?;
     Ok(group.shutdown()?)
 }
 
@@ -124,7 +88,7 @@ fn train_epoch(
     let group = ddp.group().clone();
     let mut sums = [0.0; 3];
     for batch in share.chunks(BATCH.div_ceil(group.size())) {
-        let (x, y) = digits.batch(batch);
+        let (x, y) = matrix(digits.batch(batch));
         let (logits, loss, grad) = ddp.forward(|net| {
             let logits = net.forward(&x.into());
             let (loss, grad) = cross_entropy(&logits, &y);
@@ -144,7 +108,7 @@ fn train_epoch(
 fn evaluate(ddp: &mut Ddp<Net>, digits: &Digits) -> Result<usize, Box<dyn Error>> {
     let group = ddp.group().clone();
     let share = (group.rank()..digits.len()).step_by(group.size());
-    let (x, y) = digits.batch(&share.collect::<Vec<_>>());
+    let (x, y) = matrix(digits.batch(&share.collect::<Vec<_>>()));
     let logits = ddp.infer(|net| {
         net.set_training(false);
         net.forward(&x.into())
@@ -152,6 +116,10 @@ fn evaluate(ddp: &mut Ddp<Net>, digits: &Digits) -> Result<usize, Box<dyn Error>
     let mut sum = [correct(&logits, &y)];
     group.allreduce_in_place(&mut sum, ReduceOp::Sum)?;
     Ok(sum[0] as usize)
+}
+
+fn matrix((pixels, labels): (Vec<f32>, Vec<usize>)) -> (Matrix, Vec<usize>) {
+    (Matrix::new(labels.len(), data::PIXELS, pixels), labels)
 }
 
 /// How many rows have their largest value at the target.
@@ -162,23 +130,4 @@ fn correct(logits: &Matrix, targets: &[usize]) -> f64 {
     };
     let right = |&(row, target): &(usize, &usize)| answer(row) == Some(*target);
     targets.iter().enumerate().filter(right).count() as f64
-}
-
-/// The digest of all parameters, which has to be the same on all ranks.
-fn common_digest(ddp: &Ddp<Net>) -> Result<String, Box<dyn Error>> {
-    let net = ddp.model();
-    let mut sha256 = Sha256::new();
-    for parameter in 0..net.specs().count() {
-        let values = net.values(parameter).iter();
-        values.for_each(|value| sha256.update(value.to_le_bytes()));
-    }
-    let own = sha256.finalize();
-    let all = ddp.group().allgather_slice(own.as_slice())?;
-    let hex =
-        |digest: &[u8]| -> String { digest.iter().map(|byte| format!("{byte:02x}")).collect() };
-    let all: Vec<String> = all.chunks_exact(own.len()).map(hex).collect();
-    match all.iter().all(|digest| *digest == all[0]) {
-        true => Ok(all[0].clone()),
-        false => Err(format!("ranks ended with different parameters: sha256 {all:?}").into()),
-    }
 }

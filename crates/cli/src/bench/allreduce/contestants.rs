@@ -13,7 +13,10 @@ use super::world::{Desk, World};
 use crate::Failure;
 use crate::bench::namespaces::{self, Namespaces};
 
-const GLOO: &str = include_str!("competitors/allreduce_gloo.py");
+const TORCH_GLOO: &str = include_str!("competitors/allreduce_gloo.py");
+
+/// Contestants that are not ours.
+const COMPETITORS: &str = "torch-gloo, libgloo, openmpi and intelmpi";
 
 /// A contestant.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,7 +24,9 @@ pub(crate) enum Kind {
     /// A backend of ours, by its name in the registry.
     Own(String),
     /// PyTorch's gloo.
-    Gloo,
+    TorchGloo,
+    /// libgloo without us.
+    LibGloo,
     OpenMpi,
     IntelMpi,
     /// What nobody beats; see [`super::roof`].
@@ -32,7 +37,8 @@ impl Kind {
     pub(crate) fn name(&self) -> &str {
         match self {
             Self::Own(name) => name,
-            Self::Gloo => "gloo",
+            Self::TorchGloo => "torch-gloo",
+            Self::LibGloo => "libgloo",
             Self::OpenMpi => "openmpi",
             Self::IntelMpi => "intelmpi",
             Self::Roof => "roof",
@@ -45,15 +51,24 @@ impl Kind {
         let mut kinds = Vec::new();
         for name in names {
             match name.as_str() {
-                "gloo" => kinds.push(Self::Gloo),
-                "mpi" => kinds.extend([Self::OpenMpi, Self::IntelMpi]),
+                "torch-gloo" => kinds.push(Self::TorchGloo),
+                "libgloo" => kinds.push(Self::LibGloo),
+                "openmpi" => kinds.push(Self::OpenMpi),
+                "intelmpi" => kinds.push(Self::IntelMpi),
                 name if known.iter().any(|known| known == name) => {
                     kinds.push(Self::Own(name.into()))
+                }
+                name @ ("gloo" | "mpi") => {
+                    let what = format!(
+                        "{name} is not in this program; build it with `--features {name}`, which \
+                         `cargo xtask bench` does"
+                    );
+                    return Err(what.into());
                 }
                 name => {
                     let known = known.join(", ");
                     return Err(format!(
-                        "no backend {name:?}; there are {known}, and gloo and mpi to compare with"
+                        "no backend {name:?}; there are {known}, and {COMPETITORS} to compare with"
                     )
                     .into());
                 }
@@ -62,9 +77,27 @@ impl Kind {
         Ok(kinds)
     }
 
+    /// Whether it is a backend of ours that an MPI launcher has to start.
+    fn is_own_mpi(&self) -> bool {
+        matches!(self, Self::Own(name) if name == "mpi")
+    }
+
+    /// What it does without us, if a backend of ours stands on the same library.
+    pub(crate) fn bare(&self) -> Option<Self> {
+        match self {
+            Self::Own(name) if name == "gloo" => Some(Self::LibGloo),
+            Self::Own(name) if name == "mpi" => Some(Self::OpenMpi),
+            _ => None,
+        }
+    }
+
     /// Why it cannot be measured like this, if it cannot.
     pub(crate) fn excuse(&self, dtype: Dtype, between_hosts: bool) -> Option<&'static str> {
         match self {
+            own if own.is_own_mpi() && between_hosts => {
+                Some("its launcher does not start ranks in network namespaces")
+            }
+            Self::LibGloo if dtype == Dtype::Bf16 => Some("the program knows f32 alone"),
             Self::OpenMpi | Self::IntelMpi if dtype == Dtype::Bf16 => Some("MPI has no bf16"),
             Self::OpenMpi | Self::IntelMpi if between_hosts => {
                 Some("its launcher does not start ranks in network namespaces")
@@ -81,6 +114,7 @@ pub(crate) struct Launcher {
     /// Of this run, for programs that are built.
     dir: PathBuf,
     processors: Vec<usize>,
+    bare_gloo: OnceCell<Result<PathBuf, String>>,
     open_mpi: OnceCell<Result<Mpi, String>>,
     intel_mpi: OnceCell<Result<Mpi, String>>,
 }
@@ -97,6 +131,7 @@ impl Launcher {
             processors: (0..CpuSet::MAX_CPU)
                 .filter(|&cpu| allowed.is_set(cpu))
                 .collect(),
+            bare_gloo: OnceCell::new(),
             open_mpi: OnceCell::new(),
             intel_mpi: OnceCell::new(),
         })
@@ -117,10 +152,25 @@ impl Launcher {
         let desk = Desk::new()?;
         let socket = desk.path();
         let commands = match kind {
+            own if own.is_own_mpi() => vec![self.own_mpi(socket, ranks)?],
             Kind::Own(backend) => {
                 self.each_rank(ranks, hosts, |rank| self.own(socket, backend, ranks, rank))?
             }
-            Kind::Gloo => self.each_rank(ranks, hosts, |_| self.gloo(socket, ranks))?,
+            Kind::TorchGloo => self.each_rank(ranks, hosts, |_| self.torch_gloo(socket, ranks))?,
+            Kind::LibGloo => {
+                let program = self
+                    .bare_gloo
+                    .get_or_init(|| text(mpi::bare_gloo(&self.dir)));
+                let program = program.as_ref().map_err(String::as_str)?;
+                let meeting = self.dir.join(format!("meeting-{}", ranks));
+                std::fs::create_dir_all(&meeting)?;
+                self.each_rank(ranks, hosts, |_| {
+                    let mut command = Command::new(program);
+                    command.arg(socket).arg(&meeting);
+                    command.arg(mpi::list(self.pinned(ranks)));
+                    command
+                })?
+            }
             Kind::OpenMpi => {
                 let mpi = self.open_mpi.get_or_init(|| text(Mpi::open(&self.dir)));
                 vec![mpi.as_ref().map_err(String::as_str)?.command(
@@ -195,10 +245,22 @@ impl Launcher {
         command
     }
 
-    fn gloo(&self, socket: &Path, ranks: usize) -> Command {
+    fn own_mpi(&self, socket: &Path, ranks: usize) -> Result<Command, Failure> {
+        let processors = self.pinned(ranks);
+        let mut command = mpi::own_launcher(ranks, processors)?;
+        command.arg(&self.executable).args(["bench", "rank"]);
+        command.arg(socket).arg("mpi");
+        if processors.is_some() {
+            command.arg("--processors").arg(mpi::list(processors));
+        }
+        command.env("PHALANX_TIMEOUT", "120");
+        Ok(command)
+    }
+
+    fn torch_gloo(&self, socket: &Path, ranks: usize) -> Command {
         let mut command = Command::new(&self.python);
         command
-            .args(["-c", GLOO])
+            .args(["-c", TORCH_GLOO])
             .arg(socket)
             .arg(mpi::list(self.pinned(ranks)));
         command.env("TORCH_CPP_LOG_LEVEL", "ERROR");
@@ -232,16 +294,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mpi_is_two_and_unknown_names_are_listed_with_the_known() {
+    fn competitors_have_names_and_unknown_ones_are_listed_with_the_known() {
         let names = |names: &[&str]| {
             names
                 .iter()
                 .map(|&name| name.to_owned())
                 .collect::<Vec<_>>()
         };
-        let kinds = Kind::parse(&names(&["reference", "mpi", "gloo"])).unwrap();
+        let all = ["reference", "openmpi", "intelmpi", "torch-gloo", "libgloo"];
+        let kinds = Kind::parse(&names(&all)).unwrap();
         let found: Vec<_> = kinds.iter().map(Kind::name).collect();
-        assert_eq!(found, ["reference", "openmpi", "intelmpi", "gloo"]);
+        assert_eq!(found, all);
+        if !cfg!(feature = "gloo") {
+            let error = Kind::parse(&names(&["gloo"])).unwrap_err().to_string();
+            assert!(error.contains("--features gloo"), "{error}");
+        }
         let error = Kind::parse(&names(&["nativ"])).unwrap_err().to_string();
         assert!(
             error.contains("nativ") && error.contains("reference"),

@@ -1,4 +1,4 @@
-//! `phalanx bench allreduce`: our backends next to PyTorch's gloo, MPI and the roof.
+//! `phalanx bench allreduce`: our backends next to PyTorch's gloo, bare libraries and the roof.
 
 pub(crate) mod contestants;
 mod mpi;
@@ -30,8 +30,8 @@ pub(crate) struct Args {
     /// How many processes.
     #[arg(long, value_delimiter = ',', default_values_t = [2, 4, 8], value_parser = parse_ranks)]
     ranks: Vec<usize>,
-    /// Backends of ours by name; `gloo` (PyTorch's) and `mpi` (Open MPI and Intel MPI) to compare
-    /// with.
+    /// Backends of ours by name; to compare with: `torch-gloo` (PyTorch's), `libgloo`, `openmpi`
+    /// and `intelmpi` (the libraries without us).
     #[arg(
         long,
         value_delimiter = ',',

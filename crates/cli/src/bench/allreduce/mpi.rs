@@ -1,4 +1,4 @@
-//! Programs that the MPI libraries bring their launchers and compilers for.
+//! Programs in C and C++ that call the libraries without us, and MPI's launchers.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -7,6 +7,8 @@ use crate::Failure;
 use crate::bench::cache;
 
 const PROGRAM: &str = include_str!("competitors/allreduce_mpi.c");
+
+const GLOO_PROGRAM: &str = include_str!("competitors/allreduce_gloo.cc");
 
 const INTEL_VERSION: &str = "2021.19.0";
 const INTEL_SIZE: &str = "132 MB to download, 350 MB on disk";
@@ -30,7 +32,7 @@ impl Mpi {
             );
         };
         let hint = "; on Debian: apt-get install libopenmpi-dev";
-        compile(Command::new(compiler), dir, &program, &[])
+        compile(Command::new(compiler), &dir.join(SOURCE), &program, &[])
             .map_err(|failure| format!("{failure}{hint}"))?;
         Ok(Self {
             launcher,
@@ -50,7 +52,7 @@ impl Mpi {
             library.display().to_string(),
             format!("-Wl,-rpath,{}", root.join("lib").display()),
         ];
-        compile(Command::new("cc"), dir, &program, &flags)?;
+        compile(Command::new("cc"), &dir.join(SOURCE), &program, &flags)?;
         Ok(Self {
             launcher: root.join("bin/mpiexec.hydra"),
             program,
@@ -65,26 +67,54 @@ impl Mpi {
         ranks: usize,
         processors: Option<&[usize]>,
     ) -> Command {
-        let mut command = Command::new(&self.launcher);
-        if self.intel {
-            command.env("I_MPI_FABRICS", "shm").env("I_MPI_PIN", "off");
-        } else {
-            command.args(["--bind-to", "none"]);
-            if processors.is_none() {
-                command.arg("--oversubscribe");
+        let mut command = match self.intel {
+            true => {
+                let mut command = Command::new(&self.launcher);
+                command.env("I_MPI_FABRICS", "shm").env("I_MPI_PIN", "off");
+                command.arg("-n").arg(ranks.to_string());
+                command
             }
-            command.env("OMPI_ALLOW_RUN_AS_ROOT", "1");
-            command.env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-        }
-        command
-            .arg("-n")
-            .arg(ranks.to_string())
-            .arg(&self.program)
-            .arg(socket);
+            false => mpirun(&self.launcher, ranks, processors),
+        };
+        command.arg(&self.program).arg(socket);
         command.arg(list(processors));
         command
     }
 }
+
+/// Open MPI's launcher, to be followed by the program. It pins nobody, and starts more ranks than
+/// there are processors if it has to.
+fn mpirun(launcher: &Path, ranks: usize, processors: Option<&[usize]>) -> Command {
+    let mut command = Command::new(launcher);
+    command.args(["--bind-to", "none"]);
+    if processors.is_none() {
+        command.arg("--oversubscribe");
+    }
+    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1");
+    command.env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    command.arg("-n").arg(ranks.to_string());
+    command
+}
+
+/// The launcher that starts ranks of our own backend on MPI.
+pub(crate) fn own_launcher(ranks: usize, processors: Option<&[usize]>) -> Result<Command, Failure> {
+    let launcher = find(&["mpirun", "mpirun.openmpi"]);
+    let launcher = launcher.ok_or("no mpirun; on Debian: apt-get install openmpi-bin")?;
+    Ok(mpirun(&launcher, ranks, processors))
+}
+
+/// Builds the program that calls libgloo without us. `dir` takes it.
+pub(crate) fn bare_gloo(dir: &Path) -> Result<PathBuf, Failure> {
+    let (source, program) = (dir.join("allreduce_gloo.cc"), dir.join("allreduce_libgloo"));
+    let compiler = find(&["c++", "g++"]).ok_or("no c++; on Debian: apt-get install g++")?;
+    let flags = ["-std=c++17", "-lgloo", "-lpthread"].map(str::to_owned);
+    compile(Command::new(compiler), &source, &program, &flags)
+        .map_err(|failure| format!("{failure}; on Debian: apt-get install libgloo-dev"))?;
+    Ok(program)
+}
+
+/// The name of the program's text.
+const SOURCE: &str = "allreduce_mpi.c";
 
 /// Processors as an argument of the competitors: by rank, or nothing.
 pub(crate) fn list(processors: Option<&[usize]>) -> String {
@@ -106,17 +136,20 @@ fn find(names: &[&str]) -> Option<PathBuf> {
 
 fn compile(
     mut compiler: Command,
-    dir: &Path,
+    source: &Path,
     program: &Path,
     flags: &[String],
 ) -> Result<(), Failure> {
-    let source = dir.join("allreduce_mpi.c");
-    std::fs::write(&source, PROGRAM)?;
+    let text = match source.ends_with(SOURCE) {
+        true => PROGRAM,
+        false => GLOO_PROGRAM,
+    };
+    std::fs::write(source, text)?;
     compiler
         .arg("-O3")
         .arg("-o")
         .arg(program)
-        .arg(&source)
+        .arg(source)
         .args(flags);
     let output = compiler
         .output()

@@ -20,10 +20,17 @@ pub(crate) struct Args {
     /// The processor to run on.
     #[arg(long)]
     processor: Option<usize>,
+    /// The processors of all ranks, for a launcher that starts all with one command line.
+    #[arg(long, value_delimiter = ',', conflicts_with = "processor")]
+    processors: Vec<usize>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    if let Some(processor) = args.processor {
+    let mine = match args.processors.is_empty() {
+        true => args.processor,
+        false => args.processors.get(phalanx::env()?.rank).copied(),
+    };
+    if let Some(processor) = mine {
         cpu::pin(processor)?;
     }
     let mut to_bench = UnixStream::connect(&args.socket)?;

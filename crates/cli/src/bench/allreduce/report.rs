@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::contestants::Kind;
 use super::window::{Dtype, Memory, Window};
-use crate::bench::stats::median;
+use crate::bench::stats::{Estimate, median};
 
 /// Below this the roof is nothing to compare with: operations are all waiting.
 const ROOF_FROM_BYTES: usize = 64 << 10;
@@ -108,9 +108,23 @@ impl Comparison {
         let ours = series
             .p50_us(bytes)
             .filter(|_| matches!(series.kind, Kind::Own(_)));
-        let gloo = self.best(bytes, |kind| *kind == Kind::Gloo);
+        let gloo = self.best(bytes, |kind| *kind == Kind::TorchGloo);
         let mpi = self.best(bytes, |kind| matches!(kind, Kind::OpenMpi | Kind::IntelMpi));
         [gloo, mpi].map(|theirs| Some(theirs? / ours?))
+    }
+
+    /// What a backend of ours takes over its library without us: the median of the ratios of the
+    /// rounds, with its interval.
+    fn over_bare(&self, series: &Series, bytes: usize) -> Option<Estimate> {
+        let bare = series.kind.bare()?;
+        let bare = self.series.iter().find(|other| other.kind == bare)?;
+        let of = |series: &Series| Some(series.cells.get(&bytes)?.p50_us.clone());
+        let rounds = of(series)?.into_iter().zip(of(bare)?);
+        Estimate::of(
+            &rounds
+                .map(|(ours, theirs)| ours / theirs)
+                .collect::<Vec<_>>(),
+        )
     }
 
     /// Contestants without the roof, which is a figure of theirs.
@@ -195,6 +209,11 @@ impl Comparison {
                 put(&format!("speedup_over_{name}"), json!(ratio));
             }
         }
+        if let Some(ratio) = self.over_bare(series, bytes) {
+            let Estimate { median, low, high } = ratio;
+            put("time_over_bare", json!(median));
+            put("time_over_bare_95", json!([low, high]));
+        }
         Value::Object(line)
     }
 
@@ -243,6 +262,17 @@ impl Comparison {
                     &mpi,
                     &show(over_roof),
                 ]));
+            }
+        }
+        for series in self.contestants() {
+            for &bytes in &self.sizes {
+                if let Some(Estimate { median, low, high }) = self.over_bare(series, bytes) {
+                    rows.push(format!(
+                        "{} takes {median:.3} times what its library takes for {bytes} bytes \
+                         (95 %: {low:.3} to {high:.3})",
+                        series.label()
+                    ));
+                }
             }
         }
         for series in self.contestants() {
@@ -305,7 +335,7 @@ mod tests {
     fn ours_carries_the_ratios_and_mpi_is_the_better_one() {
         let all = comparison(vec![
             native(&[10.0, 90.0, 12.0]),
-            series(Kind::Gloo, Memory::Plain, &[120.0]),
+            series(Kind::TorchGloo, Memory::Plain, &[120.0]),
             series(Kind::OpenMpi, Memory::Plain, &[36.0]),
             series(Kind::IntelMpi, Memory::Plain, &[24.0]),
             series(Kind::Roof, Memory::Plain, &[8.0]),
@@ -354,7 +384,7 @@ mod tests {
             1.0,
             3,
         );
-        let mut failed = series(Kind::Gloo, Memory::Plain, &[1.0]);
+        let mut failed = series(Kind::TorchGloo, Memory::Plain, &[1.0]);
         failed.failed = Some("rank 1: gone".into());
         let all = comparison(vec![wrong, failed]);
         assert_eq!(all.json_lines()[0]["verified"], false);

@@ -1,0 +1,213 @@
+//! What goes wrong, one by one, with real processes.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{DEADLINE, connect, init};
+use phalanx_conformance::group::{break_by_timeout, wake_by_abort};
+use phalanx_gloo::GlooGroup;
+use phalanx_pg::{
+    Buffer, CallKind, Checked, DType, ErrorKind, ProcessGroup, ProcessGroupExt, ReduceOp,
+};
+use phalanx_testkit::{End, Outcome, World};
+
+/// Elements: more than travels with the first messages of a collective.
+const LEN: usize = 300_000;
+
+fn finished(outcome: &Outcome, ranks: &[usize]) {
+    for &rank in ranks {
+        let end = &outcome.rank(rank).end;
+        assert_eq!(*end, End::Finished, "{}", outcome.report());
+    }
+}
+
+/// No goodbye, no unwinding.
+fn die() -> ! {
+    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
+        .unwrap();
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn a_rank_that_is_killed_ends_what_others_wait_for() {
+    World::new(4).deadline(DEADLINE).check(
+        |ctx| {
+            let group = connect(ctx);
+            group.barrier().unwrap();
+            if ctx.rank() == 1 {
+                std::thread::sleep(Duration::from_millis(100));
+                die();
+            }
+            let message = group.recv(Buffer::zeroed(DType::F32, 3), 1, 5).unwrap();
+            let sum = group.allreduce(Buffer::zeroed(DType::F32, LEN), ReduceOp::Sum);
+            let queued = group.barrier_async().unwrap();
+            let err = sum.unwrap().wait().expect_err("rank 1 is dead");
+            assert_eq!(err.kind(), ErrorKind::PeerLost, "{err:?}");
+            assert_eq!(err.peer(), Some(1), "{err}");
+            let place = err.place();
+            assert_eq!(
+                (place.call, place.seq),
+                (Some(CallKind::AllReduce), Some(1))
+            );
+            for err in [message.wait().map(drop), queued.wait(), group.barrier()] {
+                let err = err.expect_err("the group is broken");
+                assert_eq!(err.peer(), Some(1), "{err}");
+            }
+        },
+        |outcome| finished(outcome, &[0, 2, 3]),
+    );
+}
+
+#[test]
+fn a_rank_that_comes_late_is_waited_for() {
+    World::new(3).deadline(DEADLINE).run(|ctx| {
+        if ctx.rank() == 2 {
+            std::thread::sleep(Duration::from_millis(700));
+        }
+        let group = connect(ctx);
+        if ctx.rank() == 0 {
+            std::thread::sleep(Duration::from_millis(700));
+        }
+        group.barrier().unwrap();
+        group.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named() {
+    World::new(3).deadline(DEADLINE).run(|ctx| {
+        if ctx.rank() == 1 {
+            return;
+        }
+        let mut init = init(ctx);
+        init.timeout = Duration::from_secs(1);
+        let err = GlooGroup::connect(&init).expect_err("rank 1 does not come");
+        assert_eq!(err.kind(), ErrorKind::Timeout, "{err:?}");
+        let text = err.to_string();
+        // Who waits for whom is in the order of the ranks.
+        assert!(
+            text.contains("rank 1") || text.contains("ranks [1"),
+            "{text}"
+        );
+    });
+}
+
+#[test]
+fn an_operation_that_takes_too_long_breaks_the_group_for_everybody() {
+    World::new(3).deadline(DEADLINE).run(|ctx| {
+        break_by_timeout(&connect(ctx), &*ctx.store());
+    });
+}
+
+#[test]
+fn an_abort_wakes_what_is_blocked_here_and_elsewhere() {
+    World::new(3).deadline(DEADLINE).run(|ctx| {
+        wake_by_abort(&connect(ctx), &*ctx.store());
+    });
+}
+
+#[test]
+fn a_part_that_fails_leaves_the_whole_as_it_was() {
+    World::new(3).deadline(DEADLINE).run(|ctx| {
+        let world = connect(ctx);
+        if let Some(part) = world.split(&[0, 2], "part").unwrap() {
+            if ctx.rank() == 0 {
+                part.abort("enough of this part");
+            }
+            let err = part.barrier().expect_err("it is aborted");
+            assert!(err.to_string().contains("enough of this part"), "{err}");
+        }
+        let sum = world.allreduce(Buffer::from_vec(vec![2.0f32; LEN]), ReduceOp::Sum);
+        let sum = sum.unwrap().wait().unwrap();
+        assert_eq!(sum.as_slice::<f32>().unwrap(), [6.0; LEN]);
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn different_lengths_are_an_error_under_checked() {
+    World::new(2).deadline(DEADLINE).run(|ctx| {
+        let group = Checked::new(connect(ctx)).unwrap();
+        let buf = Buffer::zeroed(DType::F32, LEN + ctx.rank());
+        let err = group
+            .allreduce(buf, ReduceOp::Sum)
+            .expect_err("they differ");
+        assert_eq!(err.kind(), ErrorKind::Mismatch, "{err:?}");
+        assert!(err.to_string().contains("they differ in: length"), "{err}");
+        group.barrier().unwrap();
+        group.shutdown().unwrap();
+    });
+}
+
+/// Not a wish: what gloo does, and why the documentation says to use `Checked`.
+#[test]
+fn different_lengths_without_checked_end_the_process_that_gets_too_much() {
+    World::new(2).deadline(DEADLINE).check(
+        |ctx| {
+            let group = connect(ctx);
+            let len = if ctx.rank() == 0 { 4 } else { LEN };
+            let done = group
+                .broadcast(Buffer::zeroed(DType::F32, len), 1)
+                .and_then(|work| work.wait());
+            println!("{done:?}");
+        },
+        |outcome| {
+            assert_eq!(
+                outcome.rank(0).end,
+                End::Signaled(6),
+                "{}",
+                outcome.report()
+            );
+        },
+    );
+}
+
+#[test]
+fn a_transport_that_is_not_there_is_refused_by_name() {
+    let world = World::new(1).env("GLOO_DEVICE_TRANSPORT", "IBVERBS");
+    world.run(|ctx| {
+        let err = GlooGroup::connect(&init(ctx)).expect_err("not built in");
+        assert_eq!(err.kind(), ErrorKind::Unsupported, "{err:?}");
+        assert!(err.to_string().contains("this build has TCP"), "{err}");
+    });
+}
+
+#[test]
+fn an_interface_can_be_named_and_a_wrong_one_is_refused() {
+    World::new(2).env("GLOO_SOCKET_IFNAME", "lo").run(|ctx| {
+        let group = connect(ctx);
+        group.barrier().unwrap();
+        group.shutdown().unwrap();
+    });
+    World::new(1)
+        .env("GLOO_SOCKET_IFNAME", "nowhere0")
+        .run(|ctx| {
+            let err = GlooGroup::connect(&init(ctx)).expect_err("there is no such interface");
+            assert_eq!(err.kind(), ErrorKind::Invalid, "{err:?}");
+            assert!(err.to_string().contains("nowhere0"), "{err}");
+        });
+}
+
+#[test]
+fn a_second_process_with_the_same_rank_is_refused() {
+    World::new(2).deadline(DEADLINE).run(|ctx| {
+        if ctx.rank() == 1 {
+            ctx.store().wait(&["joined"]).unwrap();
+        }
+        let mut init = init(ctx);
+        init.rank = 0;
+        init.timeout = Duration::from_secs(3);
+        if ctx.rank() == 0 {
+            ctx.store().set("joined", b"").unwrap();
+        }
+        let err = GlooGroup::connect(&init).expect_err("there is no rank 1");
+        println!("{err}");
+        assert!(
+            [ErrorKind::Invalid, ErrorKind::Timeout].contains(&err.kind()),
+            "{err:?}"
+        );
+    });
+}

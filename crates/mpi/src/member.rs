@@ -1,0 +1,406 @@
+//! One rank of one group: what it runs, what it is told, and how it ends.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use phalanx_pg::{
+    Call, Done, Engine, Error, ErrorKind, Fingerprint, Lane, Notice, Place, Result, Turn, Word,
+};
+
+use crate::collective::{Round, by_library, data_for_hello, is_by_library};
+use crate::comm::Comm;
+use crate::flight::{Flight, take};
+use crate::hello::Hello;
+use crate::library::Unfinished;
+use crate::messages::Messages;
+
+/// Tags of the control communicator; those of hellos come first.
+const HELLO: i32 = 0;
+pub(crate) const WORDS: i32 = 64;
+/// Data between two ranks, in the order of the collectives.
+pub(crate) const EXCHANGE: i32 = 65;
+/// Reserved tags of callers, which may be larger than MPI's.
+pub(crate) const RESERVED: i32 = 128;
+/// Hellos before a split: one of many ranges, by its name.
+const SPLIT: i32 = 1024;
+const SPLITS: u64 = 512;
+
+/// Polls between two looks at the clock and at what the others say.
+const POLLS: u32 = 64;
+
+/// How long a thread polls without a pause: a message between processes takes microseconds.
+const SPIN: Duration = Duration::from_micros(50);
+/// Then it lets others run, and after this time it sleeps between polls.
+const YIELD: Duration = Duration::from_millis(2);
+const NAP: Duration = Duration::from_micros(100);
+
+/// Between the polls of an operation that its caller has given up.
+const WITHOUT_CALLER: Duration = Duration::from_millis(1);
+
+pub(crate) struct Member {
+    place: Place,
+    members: Vec<usize>,
+    timeout: Duration,
+    /// Collectives and messages of callers.
+    comm: Arc<Comm>,
+    /// Hellos, exchanges, words about the end, reserved tags.
+    control: Arc<Comm>,
+    everyone: Arc<[usize]>,
+    lane: OnceLock<Weak<Lane>>,
+    state: Mutex<State>,
+    broken: AtomicBool,
+    messages: Messages,
+}
+
+struct State {
+    /// Collectives that are finished here.
+    finished: u64,
+    /// From which collective on a rank takes no part, and why.
+    left: Vec<Option<(u64, Error)>>,
+    /// The end needs no words any more.
+    quiet: bool,
+    /// For the next hello.
+    room: Vec<u8>,
+    /// Words that are going out.
+    said: Vec<Flight<Vec<u8>>>,
+}
+
+/// A pause between polls that grows.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    start: Instant,
+    polls: u32,
+}
+
+impl Pace {
+    pub(crate) fn new() -> Self {
+        Self {
+            start: Instant::now(),
+            polls: 0,
+        }
+    }
+
+    /// Whether to look around this time. Pauses as befits the time that has passed.
+    pub(crate) fn step(&mut self) -> bool {
+        self.polls += 1;
+        if !self.polls.is_multiple_of(POLLS) && self.polls > 1 {
+            std::hint::spin_loop();
+            return false;
+        }
+        match self.start.elapsed() {
+            waited if waited < SPIN => {}
+            waited if waited < YIELD => {
+                std::thread::yield_now();
+                // Others have run: every poll may find something.
+                self.polls = POLLS - 1;
+            }
+            _ => {
+                std::thread::sleep(NAP);
+                self.polls = POLLS - 1;
+            }
+        }
+        true
+    }
+}
+
+impl Member {
+    /// The group of all processes that were started together. A collective call.
+    pub(crate) fn world(name: &str, timeout: Duration) -> Result<Arc<Self>> {
+        let comm = Comm::world()?;
+        let members = (0..comm.size()).collect();
+        Self::new(comm, name, members, timeout)
+    }
+
+    fn new(comm: Comm, name: &str, members: Vec<usize>, timeout: Duration) -> Result<Arc<Self>> {
+        let control = comm.duplicate()?;
+        let size = comm.size();
+        Ok(Arc::new(Self {
+            place: Place::of_group(name, comm.rank()),
+            members,
+            timeout,
+            comm: Arc::new(comm),
+            control: Arc::new(control),
+            everyone: (0..size).collect(),
+            lane: OnceLock::new(),
+            state: Mutex::new(State {
+                finished: 0,
+                left: vec![None; size],
+                quiet: false,
+                room: Vec::new(),
+                said: Vec::new(),
+            }),
+            broken: AtomicBool::new(false),
+            messages: Messages::default(),
+        }))
+    }
+
+    /// A group of some ranks of this one. A collective call of these.
+    pub(crate) fn split(&self, ranks: &[usize], rank: usize, name: &str) -> Result<Arc<Self>> {
+        // Nobody waits in MPI for somebody who does not come.
+        let call = Fingerprint::of(&Call::Barrier, hash(name));
+        let range = i32::try_from(hash(name) % SPLITS).unwrap_or(0);
+        let tag = SPLIT + 64 * range;
+        let seats = (&ranks.into(), rank);
+        let mut hello = Hello::new(&self.control, seats, tag, call, &[], Vec::new());
+        let deadline = Instant::now() + self.timeout.min(Duration::from_secs(1 << 30));
+        self.wait_for(&mut hello, u64::MAX, deadline)?;
+        hello.end().0?;
+        let comm = self.comm.of(ranks, tag)?;
+        let members = ranks.iter().map(|&rank| self.members[rank]).collect();
+        let group = self.place.group.as_deref().unwrap_or_default();
+        Self::new(comm, &format!("{group}/{name}"), members, self.timeout)
+    }
+
+    pub(crate) fn attach(&self, lane: &Arc<Lane>) {
+        let _ = self.lane.set(Arc::downgrade(lane));
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.comm.rank()
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.comm.size()
+    }
+
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
+    }
+
+    pub(crate) fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    pub(crate) fn comm(&self) -> &Comm {
+        &self.comm
+    }
+
+    pub(crate) fn control(&self) -> &Comm {
+        &self.control
+    }
+
+    pub(crate) fn messages(&self) -> &Messages {
+        &self.messages
+    }
+
+    pub(crate) fn broken(&self) -> Option<Error> {
+        let lane = self.lane.get().and_then(Weak::upgrade);
+        lane.and_then(|lane| lane.broken())
+    }
+
+    pub(crate) fn fail(&self, cause: Error) {
+        if let Some(lane) = self.lane.get().and_then(Weak::upgrade) {
+            lane.fail(cause);
+        }
+    }
+
+    /// Whether collective `seq` can still come to something; takes in what the others say.
+    pub(crate) fn look_around(&self, seq: u64) -> Result<()> {
+        if self.broken.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::Aborted, "interrupted"));
+        }
+        while let Some((from, bytes)) = take(&self.control, WORDS)? {
+            match Word::decode(&bytes, self.size()) {
+                Some(Word::Broken(notice)) => {
+                    let cause = notice.to_error();
+                    self.fail(cause.clone());
+                    return Err(cause);
+                }
+                Some(Word::Left(count, notice)) => {
+                    self.state.lock().left[from] = Some((count, notice.to_error()));
+                }
+                Some(Word::Past) | None => {}
+            }
+        }
+        let mut state = self.state.lock();
+        match state.leaver(seq) {
+            Some(err) => {
+                // Everybody has been told already.
+                state.quiet = true;
+                Err(err)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Polls until `test` says yes, the deadline has come, or the group has ended. `on` is what is
+    /// polled, and what `late` makes its error of.
+    pub(crate) fn poll<T>(
+        &self,
+        seq: u64,
+        deadline: Instant,
+        on: &mut T,
+        test: impl Fn(&mut T) -> Result<bool>,
+        late: impl Fn(&T) -> Error,
+    ) -> Result<()> {
+        let mut pace = Pace::new();
+        loop {
+            if test(on)? {
+                return Ok(());
+            }
+            if pace.step() {
+                self.look_around(seq)?;
+                if Instant::now() >= deadline {
+                    return Err(late(on));
+                }
+            }
+        }
+    }
+
+    /// Waits until all have said hello.
+    fn wait_for(&self, hello: &mut Hello, seq: u64, deadline: Instant) -> Result<()> {
+        let late = |hello: &Hello| self.late(hello.awaited());
+        self.poll(seq, deadline, hello, Hello::advance, late)
+    }
+
+    fn late(&self, awaited: usize) -> Error {
+        let others = "which did not come in time, or waits for one that did not";
+        let what = format!("waiting for rank {awaited}, {others}");
+        let err = Error::new(ErrorKind::Timeout, what);
+        match self.size() {
+            2 => err.from_peer(awaited),
+            _ => err,
+        }
+    }
+
+    fn tell_all(&self, word: &Word) {
+        let mut state = self.state.lock();
+        for peer in (0..self.size()).filter(|&peer| peer != self.rank()) {
+            let bytes = word.encode();
+            let mut flight = Flight::new(bytes);
+            let said = flight.with_memory(|bytes| (bytes.as_ptr(), bytes.len()));
+            // SAFETY: the vector is the flight's, and where it is on the heap it stays.
+            let sent = unsafe { flight.send(&self.control, said, peer, WORDS) };
+            match sent.and_then(|()| flight.test()) {
+                Ok(true) => {}
+                Ok(false) => state.said.push(flight),
+                Err(err) => {
+                    tracing::debug!(target: "phalanx::mpi", "rank {peer} was not told: {err}");
+                }
+            }
+        }
+    }
+
+    /// Leaves in order, when all ranks have come to the end.
+    pub(crate) fn say_goodbye(&self) -> Result<()> {
+        self.state.lock().quiet = true;
+        self.control.free()?;
+        self.comm.free()
+    }
+
+    /// Leaves a group that was not shut down.
+    pub(crate) fn leave(&self) {
+        let rank = self.rank();
+        let what = format!("rank {rank} dropped the group without a shutdown");
+        let notice = Notice::of(&Error::new(ErrorKind::Aborted, what).from_peer(rank), rank);
+        let mut state = self.state.lock();
+        state.quiet = true;
+        let finished = state.finished;
+        drop(state);
+        self.tell_all(&Word::Left(finished, notice));
+    }
+
+    /// One collective, or one of a batch.
+    fn run_one(&self, call: Call, turn: &Turn) -> Result<Done> {
+        let round = Round {
+            member: self,
+            seq: turn.seq,
+            deadline: turn.deadline,
+        };
+        let room = std::mem::take(&mut self.state.lock().room);
+        let fingerprint = Fingerprint::of(&call, turn.seq);
+        let data = data_for_hello(&call, self.size())?;
+        let seats = (&self.everyone, self.rank());
+        let mut hello = Hello::new(&self.control, seats, HELLO, fingerprint, &data, room);
+        if let Err(err) = self.wait_for(&mut hello, turn.seq, turn.deadline) {
+            self.go_on_without_caller(hello, call);
+            return Err(err);
+        }
+        let (heard, room) = hello.end();
+        self.state.lock().room = room;
+        round.run(call, &heard?)
+    }
+
+    /// Another rank may have heard from everybody and be in MPI's collective, which it cannot
+    /// leave. So what this rank has given up goes on, in a thread that nobody waits for, and keeps
+    /// its memory.
+    fn go_on_without_caller(&self, mut hello: Hello, call: Call) {
+        if !is_by_library(&call, self.size()) {
+            return;
+        }
+        let comm = Arc::clone(&self.comm);
+        let unfinished = Unfinished::new();
+        let go_on = move || {
+            let _unfinished = unfinished;
+            while let Ok(false) = hello.advance() {
+                std::thread::sleep(WITHOUT_CALLER);
+            }
+            if hello.is_over() && hello.end().0.is_ok() {
+                // Nobody is left to be told how it ended.
+                let _ = by_library(&comm, call);
+            }
+        };
+        let thread = std::thread::Builder::new().name("phalanx-mpi-rest".into());
+        if let Err(err) = thread.spawn(go_on) {
+            tracing::warn!(target: "phalanx::mpi", "others may hang: starting a thread: {err}");
+        }
+    }
+}
+
+impl State {
+    /// Why collective `seq` cannot be, if a rank has left before it.
+    fn leaver(&self, seq: u64) -> Option<Error> {
+        let mut left = self.left.iter().flatten();
+        left.find(|(count, _)| *count <= seq)
+            .map(|(_, err)| err.clone())
+    }
+}
+
+impl Engine for Member {
+    fn run(&self, call: Call, turn: &Turn) -> Result<Done> {
+        let result = match call {
+            Call::Batch(calls) => {
+                let parts = calls.into_iter().map(|call| self.run_one(call, turn));
+                parts.collect::<Result<_>>().map(|parts| Done {
+                    parts,
+                    ..Done::default()
+                })
+            }
+            call => self.run_one(call, turn),
+        };
+        // After a mismatch the ranks are in step: the number is over for all.
+        if result.as_ref().err().is_none_or(Error::leaves_group_usable) {
+            self.state.lock().finished = turn.seq + 1;
+        }
+        result
+    }
+
+    fn interrupt(&self, cause: &Error) {
+        self.broken.store(true, Ordering::Release);
+        if !self.state.lock().quiet {
+            let notice = Notice::of(cause, self.rank());
+            self.tell_all(&Word::Broken(notice));
+        }
+        self.messages.wake();
+    }
+}
+
+/// The same on all ranks.
+fn hash(name: &str) -> u64 {
+    // FNV-1a.
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+impl fmt::Debug for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.place)
+    }
+}

@@ -1,0 +1,181 @@
+//! What goes wrong, one by one, with real processes that mpirun starts.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{TIMEOUT, connect, mpirun};
+use phalanx_conformance::group::{break_by_timeout, wake_by_abort};
+use phalanx_mpi::MpiGroup;
+use phalanx_pg::registry::GroupInit;
+use phalanx_pg::{
+    Buffer, CallOptions, DType, ErrorKind, ProcessGroup, ProcessGroupExt, ReduceOp, Result,
+};
+use phalanx_testkit::{End, World};
+
+/// Elements: more than travels with a hello.
+const LEN: usize = 300_000;
+
+#[test]
+fn an_operation_that_takes_too_long_breaks_the_group_for_everybody() {
+    mpirun(3).run(|ctx| {
+        break_by_timeout(&connect(ctx), &*ctx.store());
+    });
+}
+
+#[test]
+fn a_rank_that_gives_up_leaves_nobody_behind_in_mpi() {
+    mpirun(2).run(|ctx| {
+        let group = connect(ctx);
+        let ours = Buffer::from_vec(vec![1.0f32; LEN]);
+        if ctx.rank() == 0 {
+            // Has said hello, and does not wait for the answer.
+            let options = CallOptions::blocking().with_timeout(Duration::from_millis(100));
+            let sum = group.with(options).allreduce(ours, ReduceOp::Sum);
+            let err = sum
+                .and_then(|work| work.wait())
+                .expect_err("rank 1 is late");
+            assert_eq!(
+                (err.kind(), err.peer()),
+                (ErrorKind::Timeout, Some(1)),
+                "{err}"
+            );
+            ctx.store().set("given up", b"").unwrap();
+            ctx.store().wait(&["over"]).unwrap();
+            return;
+        }
+        ctx.store().wait(&["given up"]).unwrap();
+        // Its own hello is the last, so it enters MPI's collective without a look around.
+        match group.allreduce(ours, ReduceOp::Sum).unwrap().wait() {
+            Ok(sum) => assert_eq!(sum.as_slice::<f32>().unwrap(), [2.0; LEN]),
+            Err(err) => assert!(err.to_string().contains("rank 0 reports"), "{err}"),
+        }
+        let err = group.barrier().expect_err("rank 0 has given up");
+        assert!(err.to_string().contains("rank 0 reports"), "{err}");
+        ctx.store().set("over", b"").unwrap();
+    });
+}
+
+#[test]
+fn an_abort_wakes_what_is_blocked_here_and_elsewhere() {
+    mpirun(3).run(|ctx| {
+        wake_by_abort(&connect(ctx), &*ctx.store());
+    });
+}
+
+#[test]
+fn different_calls_are_an_error_on_every_rank_and_the_group_goes_on() {
+    mpirun(4).run(|ctx| {
+        let group = connect(ctx);
+        let odd = ctx.rank() == 2;
+        type Pair = (&'static str, fn(&dyn ProcessGroup, bool) -> Result<()>);
+        let pairs: [Pair; 4] = [
+            ("length", |group, odd| {
+                let len = if odd { 5 } else { 4 };
+                let buf = Buffer::zeroed(DType::F32, len);
+                group.allreduce(buf, ReduceOp::Sum)?.wait().map(drop)
+            }),
+            ("length", |group, odd| {
+                let len = if odd { LEN } else { 4 };
+                let buf = Buffer::zeroed(DType::F32, len);
+                group.allreduce(buf, ReduceOp::Sum)?.wait().map(drop)
+            }),
+            ("call", |group, odd| match odd {
+                true => group.barrier(),
+                false => {
+                    let buf = Buffer::zeroed(DType::F32, LEN);
+                    group.broadcast(buf, 0)?.wait().map(drop)
+                }
+            }),
+            ("root", |group, odd| {
+                let root = if odd { 1 } else { 0 };
+                let buf = Buffer::zeroed(DType::F32, LEN);
+                group.broadcast(buf, root)?.wait().map(drop)
+            }),
+        ];
+        for (aspect, call) in pairs {
+            let err = call(&*group, odd).expect_err("rank 2 differs");
+            assert_eq!(err.kind(), ErrorKind::Mismatch, "{aspect}: {err:?}");
+            assert!(err.to_string().contains(aspect), "{aspect}: {err}");
+            if !odd {
+                assert_eq!(err.peer(), Some(2), "{err}");
+            }
+        }
+        let sum = group.allreduce(Buffer::from_vec(vec![1i32]), ReduceOp::Sum);
+        assert_eq!(sum.unwrap().wait().unwrap().as_slice::<i32>().unwrap(), [4]);
+        group.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn a_message_of_another_length_is_an_error() {
+    mpirun(2).run(|ctx| {
+        let group = connect(ctx);
+        if ctx.rank() == 0 {
+            let data = Buffer::from_vec(vec![1.0f32; 3]).freeze();
+            group.send(data, 1, 7).unwrap().wait().unwrap();
+        } else {
+            let room = Buffer::zeroed(DType::F32, 5);
+            let err = group
+                .recv(room, 0, 7)
+                .unwrap()
+                .wait()
+                .expect_err("too short");
+            assert_eq!(err.kind(), ErrorKind::Mismatch, "{err:?}");
+            assert!(err.to_string().contains("sent 12 bytes"), "{err}");
+        }
+        group.barrier().unwrap();
+        group.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn a_rank_that_is_killed_takes_the_job_with_it() {
+    mpirun(3).check(
+        |ctx| {
+            let group = connect(ctx);
+            group.barrier().unwrap();
+            if ctx.rank() == 1 {
+                let own = rustix::process::getpid();
+                rustix::process::kill_process(own, rustix::process::Signal::KILL).unwrap();
+            }
+            // It is mpirun that ends this, long before the timeout.
+            let sum = group.allreduce(Buffer::zeroed(DType::F32, LEN), ReduceOp::Sum);
+            let ended = sum.and_then(|work| work.wait());
+            panic!("nobody should come here: {ended:?}");
+        },
+        |outcome| {
+            for rank in 0..3 {
+                assert_eq!(outcome.rank(rank).end, End::Lost, "{}", outcome.report());
+            }
+        },
+    );
+}
+
+#[test]
+fn ranks_that_are_not_mpis_are_refused() {
+    mpirun(2).run(|ctx| {
+        let mut init = GroupInit::new(ctx.store(), 1 - ctx.rank(), 2);
+        init.timeout = TIMEOUT;
+        let err = MpiGroup::connect(&init).expect_err("the other way round");
+        assert_eq!(err.kind(), ErrorKind::Invalid, "{err:?}");
+        assert!(err.to_string().contains("for MPI it is rank"), "{err}");
+        init.rank = ctx.rank();
+        let group = MpiGroup::connect(&init).unwrap();
+        group.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn a_process_that_nobody_launched_is_a_world_of_one() {
+    World::new(1).env("OMPI_ALLOW_RUN_AS_ROOT", "1").run(|_| {
+        let group = MpiGroup::world(TIMEOUT).unwrap();
+        assert_eq!((group.rank(), group.size()), (0, 1));
+        let sum = group.allreduce(Buffer::from_vec(vec![3.0f32]), ReduceOp::Avg);
+        assert_eq!(
+            sum.unwrap().wait().unwrap().as_slice::<f32>().unwrap(),
+            [3.0]
+        );
+        group.shutdown().unwrap();
+    });
+}

@@ -1,0 +1,120 @@
+//! How groups come to be, and what is said if they cannot.
+
+use std::time::Duration;
+
+use phalanx_nccl::{NcclGroup, Options};
+use phalanx_pg::registry::GroupInit;
+use phalanx_pg::{Buffer, DType, Error, ErrorKind, ProcessGroupExt, ReduceOp};
+use phalanx_testkit::{Rank, World};
+
+use crate::device::Emulator;
+use crate::scenarios::{connect, connect_with, download, upload};
+
+fn refused(rank: &Rank, options: &Options) -> Error {
+    let init = GroupInit::new(rank.store(), rank.rank(), rank.size());
+    NcclGroup::connect_with(&init, options).expect_err("it cannot work")
+}
+
+#[test]
+fn emu_communicators_are_made_early_if_asked_for() {
+    Emulator::new().world(2).run(|rank| {
+        let mut options = Options::default();
+        (options.eager, options.high_priority) = (true, true);
+        let group = connect_with(rank, &options, "world", Duration::from_secs(60));
+        let sum = group.allreduce(upload(&*group, &[1i64]), ReduceOp::Sum);
+        let sum = sum.unwrap().wait().unwrap();
+        assert_eq!(download::<i64>(&*group, &sum), [2]);
+        group.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn emu_an_early_communicator_that_a_rank_does_not_join_is_a_timeout() {
+    Emulator::new().world(2).run(|rank| {
+        if rank.rank() == 0 {
+            let mut options = Options::default();
+            options.eager = true;
+            let mut init = GroupInit::new(rank.store(), 0, 2);
+            init.timeout = Duration::from_millis(300);
+            let err = NcclGroup::connect_with(&init, &options).unwrap_err();
+            assert_eq!(err.kind(), ErrorKind::Timeout, "{err}");
+        }
+    });
+}
+
+#[test]
+fn emu_many_ranks_share_the_work_of_handing_out_ids() {
+    Emulator::new().world(4).run(|rank| {
+        let mut options = Options::default();
+        options.ranks_per_root = 2;
+        let group = connect_with(rank, &options, "world", Duration::from_secs(60));
+        let sum = group.allreduce(upload(&*group, &[1i64]), ReduceOp::Sum);
+        let sum = sum.unwrap().wait().unwrap();
+        assert_eq!(download::<i64>(&*group, &sum), [4]);
+        group.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn emu_a_machine_without_nccl_says_so() {
+    Emulator::without_nccl().world(1).run(|rank| {
+        let err = refused(rank, &Options::default());
+        assert_eq!(err.kind(), ErrorKind::Unsupported);
+        assert!(err.to_string().contains("no NCCL library"), "{err}");
+    });
+}
+
+#[test]
+fn emu_a_rank_without_a_device_says_so() {
+    let emulator = Emulator::new();
+    let world = emulator.world(2).env("EMU_CUDA_DEVICES", "0");
+    world.run(|rank| {
+        let err = refused(rank, &Options::default());
+        assert!(err.to_string().contains("CUDA_ERROR_NO_DEVICE"), "{err}");
+    });
+    let emulator = Emulator::new();
+    let world = emulator.world(3).env("EMU_CUDA_DEVICES", "2");
+    world.run(|rank| {
+        if rank.rank() == 2 {
+            let err = refused(rank, &Options::default());
+            assert!(err.to_string().contains("CUDA_VISIBLE_DEVICES"), "{err}");
+        }
+        let mut options = Options::default();
+        options.device = Some(9);
+        let err = refused(rank, &options);
+        assert!(err.to_string().contains("cuda:9"), "{err}");
+    });
+}
+
+#[test]
+fn a_machine_without_a_driver_says_so() {
+    World::new(1).run(|rank| {
+        // SAFETY: it is the driver, if there is one.
+        if unsafe { libloading::Library::new("libcuda.so.1") }.is_ok() {
+            println!("there is a driver: nothing to show");
+            return;
+        }
+        let err = refused(rank, &Options::default());
+        assert_eq!(err.kind(), ErrorKind::Unsupported);
+        assert!(err.to_string().contains("no CUDA driver"), "{err}");
+    });
+}
+
+#[test]
+fn emu_memory_of_others_is_refused_and_changes_nothing() {
+    Emulator::new().world(2).run(|rank| {
+        let group = connect(rank);
+        let host = group.allreduce(Buffer::from_vec(vec![1.0f32]), ReduceOp::Sum);
+        assert_eq!(host.unwrap_err().kind(), ErrorKind::Unsupported);
+        let tagged = group.send(upload(&*group, &[1u8]).freeze(), 1 - rank.rank(), 7);
+        assert!(tagged.unwrap_err().to_string().contains("tag 0"));
+        let other = phalanx_pg::Device::Cuda(1 - rank.rank() as u32);
+        let err = group.allocate(other, DType::F32, 1).unwrap_err();
+        assert_eq!(err.kind(), ErrorKind::Unsupported, "{err}");
+        assert_eq!(group.sequence(), 0);
+        let sum = group.allreduce(upload(&*group, &[1i64]), ReduceOp::Sum);
+        let sum = sum.unwrap().wait().unwrap();
+        assert_eq!(download::<i64>(&*group, &sum), [2]);
+        group.shutdown().unwrap();
+    });
+}

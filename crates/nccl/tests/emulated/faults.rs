@@ -1,0 +1,168 @@
+//! What goes wrong, and what every rank then says.
+
+use std::time::{Duration, Instant};
+
+use phalanx_nccl::Options;
+use phalanx_pg::{
+    CallKind, CallOptions, Error, ErrorKind, ProcessGroup, ProcessGroupExt, ReduceOp,
+};
+use phalanx_testkit::{End, Rank, World};
+
+use crate::device::Emulator;
+use crate::scenarios::{Group, connect_with, download, upload};
+
+/// Long for an operation, short for a test.
+const LIMIT: Duration = Duration::from_millis(700);
+
+/// Longer than any error may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often each fault is tried: five times, or as often as `cargo xtask soak nccl` asks.
+fn repeated(test: impl Fn(World)) {
+    let times = std::env::var("PHALANX_NCCL_REPEAT").ok();
+    let times = times.map_or(5, |text| text.parse().expect("a number"));
+    let emulator = Emulator::new();
+    for _ in 0..times {
+        test(emulator.world(2));
+    }
+}
+
+fn connect(rank: &Rank, name: &str) -> Group {
+    connect_with(rank, &Options::default(), name, Duration::from_secs(60))
+}
+
+fn sum(group: &dyn ProcessGroup, limit: Duration) -> Result<Vec<f32>, Error> {
+    let options = CallOptions::default().with_timeout(limit);
+    let mine = upload(group, &[1.0f32; 100]);
+    let work = group.with(options).allreduce(mine, ReduceOp::Sum)?;
+    let sum = work.synchronize()?;
+    Ok(download(group, &sum))
+}
+
+/// The first operation works, the second is disturbed: its error.
+fn second_fails(group: &dyn ProcessGroup) -> Error {
+    assert_eq!(sum(group, PATIENCE).expect("the first works"), [2.0; 100]);
+    let start = Instant::now();
+    let err = sum(group, LIMIT).expect_err("the second is disturbed");
+    assert!(start.elapsed() < PATIENCE, "{err}");
+    assert_eq!(err.place().call, Some(CallKind::AllReduce), "{err}");
+    assert_eq!(err.place().seq, Some(1), "{err}");
+    assert_eq!(err.place().rank, Some(group.rank()), "{err}");
+    let later = sum(group, PATIENCE).expect_err("the group is broken");
+    assert_eq!(later.kind(), ErrorKind::Broken, "{later}");
+    err
+}
+
+/// The process goes on: another group of the same ranks works.
+fn goes_on(rank: &Rank) {
+    let group = connect(rank, "again");
+    assert_eq!(
+        sum(&*group, PATIENCE).expect("a new group works"),
+        [2.0; 100]
+    );
+    group.shutdown().expect("an orderly end");
+}
+
+#[test]
+fn emu_an_operation_that_hangs_times_out_and_the_process_goes_on() {
+    repeated(|world| {
+        world.env("EMU_NCCL_FAULT", "1:1:hang").run(|rank| {
+            let group = connect(rank, "world");
+            let err = second_fails(&*group);
+            let told = err.kind() == ErrorKind::Broken;
+            assert!(told || err.kind() == ErrorKind::Timeout, "{err:?}");
+            drop(group);
+            goes_on(rank);
+        });
+    });
+}
+
+#[test]
+fn emu_an_asynchronous_error_reaches_every_rank() {
+    repeated(|world| {
+        world.env("EMU_NCCL_FAULT", "1:1:async=3").run(|rank| {
+            let group = connect(rank, "world");
+            let err = second_fails(&*group);
+            let text = err.to_string();
+            match rank.rank() {
+                1 => assert!(text.contains("ncclInternalError"), "{text}"),
+                _ => assert!(
+                    text.contains("ncclInternalError") || text.contains("not finished"),
+                    "{text}"
+                ),
+            }
+            drop(group);
+            goes_on(rank);
+        });
+    });
+}
+
+#[test]
+fn emu_a_call_that_does_not_come_back_is_ended_by_the_abort() {
+    repeated(|world| {
+        world.env("EMU_NCCL_FAULT", "1:1:block").run(|rank| {
+            let group = connect(rank, "world");
+            second_fails(&*group);
+            drop(group);
+            goes_on(rank);
+        });
+    });
+}
+
+#[test]
+fn emu_a_rank_that_dies_is_a_timeout_or_a_lost_peer() {
+    for (how, kind) in [
+        ("", ErrorKind::Timeout),
+        ("remote_error", ErrorKind::PeerLost),
+    ] {
+        repeated(|world| {
+            let world = world.env("EMU_NCCL_FAULT", "1:1:exit");
+            world.env("EMU_NCCL_PEER_DEATH", how).check(
+                |rank| {
+                    let group = connect(rank, "world");
+                    let err = second_fails(&*group);
+                    println!("the error is {:?}", err.kind());
+                },
+                |outcome| {
+                    let survivor = outcome.rank(0);
+                    assert_eq!(survivor.end, End::Finished, "{}", outcome.report());
+                    let expected = format!("the error is {kind:?}");
+                    assert!(survivor.log.contains(&expected), "{}", survivor.log);
+                },
+            );
+        });
+    }
+}
+
+#[test]
+fn emu_an_abort_ends_the_others_operations_at_once() {
+    repeated(|world| {
+        world.run(|rank| {
+            let group = connect(rank, "world");
+            assert_eq!(sum(&*group, PATIENCE).expect("it works"), [2.0; 100]);
+            if rank.rank() == 0 {
+                group.abort("rank 0 has had enough");
+            }
+            let err = sum(&*group, PATIENCE).expect_err("aborted");
+            assert!(err.to_string().contains("rank 0 has had enough"), "{err}");
+            drop(group);
+            goes_on(rank);
+        });
+    });
+}
+
+#[test]
+fn emu_a_rank_that_never_comes_is_a_timeout_of_the_first_operation() {
+    repeated(|world| {
+        world.run(|rank| {
+            let group = connect(rank, "world");
+            if rank.rank() == 0 {
+                let err = sum(&*group, LIMIT).expect_err("nobody comes");
+                assert_eq!(err.kind(), ErrorKind::Timeout, "{err:?}");
+                assert_eq!(err.place().seq, Some(0), "{err}");
+                rank.store().set("seen", b"").expect("the store");
+            }
+            rank.store().wait(&["seen"]).expect("rank 0 has seen it");
+        });
+    });
+}

@@ -1,0 +1,9 @@
+//! What `phalanx` is with its feature `burn`, without switching the feature on.
+//!
+//! Cargo gives all packages that are built together one set of features. A program of this workspace
+//! that asked for the feature would make the launcher and every other program wait for burn to be
+//! compiled. Its examples have this in the place of `phalanx` instead, under that name.
+#![forbid(unsafe_code)]
+
+pub use phalanx::*;
+pub use phalanx_burn as burn;
