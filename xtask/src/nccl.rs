@@ -62,7 +62,7 @@ pub(crate) fn fetch() -> Result<(), Failure> {
 pub(crate) fn soak(runs: u32) -> Result<ExitCode, Failure> {
     let test = ["test", "--package", "phalanx-nccl", "--test", "emulated"];
     let faults = Cmd::cargo().args(test).args(["--", "faults::"]);
-    let faults = faults.env("PHALANX_NCCL_REPEAT", runs.to_string());
+    let faults = faults.env("EMU_REPEAT", runs.to_string());
     let mut failed = !faults.status()?.success();
     for (who, features) in NEIGHBOURS {
         println!("\n=== beside {who}");

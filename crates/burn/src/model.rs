@@ -25,6 +25,10 @@ pub struct BurnModel<M> {
     gated: Option<M>,
     /// Of the pass that is open.
     gates: Option<Arc<Gates>>,
+    /// Second handles on the averages of the last pass. burn writes to a tensor that it alone has,
+    /// which here would mean to copy it first; it reads one that is shared and writes the result
+    /// elsewhere, which is half the work.
+    shared: Vec<Box<dyn Any + Send>>,
     anchors: Arc<Mutex<Anchors>>,
     inventory: Arc<Inventory>,
 }
@@ -36,6 +40,7 @@ impl<M: Module> BurnModel<M> {
             plain: Some(model),
             gated: None,
             gates: None,
+            shared: Vec::new(),
             anchors: Arc::default(),
             inventory,
         }
@@ -172,6 +177,8 @@ impl<M: Module> Replica for BurnModel<M> {
     }
 
     fn attach(&mut self, sink: GradSink) -> Result<()> {
+        // The pass is about to write to the buckets.
+        self.shared.clear();
         let gates = Gates::new(sink, Arc::clone(&self.anchors));
         let (gated, result) = self.gate(&gates);
         self.gated = Some(gated);
@@ -194,10 +201,13 @@ impl<M: Module> Replica for BurnModel<M> {
             averaged,
             raw,
             grads: GradientsParams::new(),
+            shared: Vec::new(),
             result: Ok(()),
         };
         self.plain().visit(&mut installer);
-        installer.result.map(|()| installer.grads)
+        installer.result?;
+        self.shared = installer.shared;
+        Ok(installer.grads)
     }
 }
 
@@ -292,6 +302,7 @@ struct Installer<'a> {
     averaged: &'a Averaged,
     raw: Gradients,
     grads: GradientsParams,
+    shared: Vec<Box<dyn Any + Send>>,
     result: Result<()>,
 }
 
@@ -307,7 +318,10 @@ impl ModuleVisitor for Installer<'_> {
             false => leaf.grad_remove(&mut self.raw).map(Ok),
         };
         match grad.transpose() {
-            Ok(Some(grad)) => self.grads.register(param.id, grad),
+            Ok(Some(grad)) => {
+                self.shared.push(Box::new(grad.clone()));
+                self.grads.register(param.id, grad);
+            }
             Ok(None) => {}
             Err(err) => self.result = Err(err),
         }

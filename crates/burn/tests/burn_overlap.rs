@@ -14,10 +14,10 @@ use burn::module::{Module, Param};
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
-use common::{alone, device, numbers};
+use common::ranks::{Watched, alone};
+use common::{device, numbers};
 use parking_lot::Mutex;
 use phalanx_burn::{Ddp, DdpConfig};
-use phalanx_pg::{Call, CallOptions, ProcessGroup, RawWork, Result};
 
 const LAYERS: usize = 12;
 const WIDTH: usize = 8;
@@ -97,41 +97,6 @@ impl Deep {
                 probe(x, Then::Count(Arc::clone(count)))
             });
         x.square().mean()
-    }
-}
-
-/// Notes how far backward is when a bucket is sent.
-#[derive(Debug)]
-struct Watched {
-    inner: Arc<dyn ProcessGroup>,
-    count: Arc<AtomicUsize>,
-    notes: Arc<Mutex<Vec<usize>>>,
-}
-
-impl ProcessGroup for Watched {
-    phalanx_pg::delegate_description!(inner);
-
-    fn submit(&self, call: Call, options: &CallOptions) -> Result<RawWork> {
-        if matches!(call, Call::AllReduce { .. }) {
-            self.notes.lock().push(self.count.load(Ordering::Relaxed));
-        }
-        self.inner.submit(call, options)
-    }
-
-    fn split(&self, ranks: &[usize], name: &str) -> Result<Option<Arc<dyn ProcessGroup>>> {
-        self.inner.split(ranks, name)
-    }
-
-    fn abort(&self, reason: &str) {
-        self.inner.abort(reason);
-    }
-
-    fn shutdown(&self) -> Result<()> {
-        self.inner.shutdown()
-    }
-
-    fn sequence(&self) -> u64 {
-        self.inner.sequence()
     }
 }
 

@@ -8,9 +8,9 @@ use burn::module::Module;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::Tensor;
-use common::{Cnn, DEADLINE, Mlp, Reader, connect, device, distance, share, weights};
+use common::ranks::{DEADLINE, connect, distance, same_bits, share};
+use common::{Cnn, Mlp, Reader, device, weights};
 use phalanx_burn::{Ddp, DdpConfig};
-use phalanx_pg::{ProcessGroup, ProcessGroupExt};
 use phalanx_testkit::{Rank, World};
 
 const STEPS: usize = 50;
@@ -65,17 +65,6 @@ fn compare<M: Module>(
     assert!(apart <= TOLERANCE, "{apart} from one process");
     assert!(ddp.reducer().buckets().len() > 1, "nothing could overlap");
     group.shutdown().unwrap();
-}
-
-/// Whether all ranks have these, to the bit.
-fn same_bits(group: &dyn ProcessGroup, values: &[f32]) -> bool {
-    let everybodys = group.allgather_slice(values).unwrap();
-    let mut others = everybodys.chunks_exact(values.len());
-    others.all(|other| bytes_of(other) == bytes_of(values))
-}
-
-fn bytes_of(values: &[f32]) -> Vec<u32> {
-    values.iter().map(|value| value.to_bits()).collect()
 }
 
 #[test]

@@ -11,7 +11,8 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::Tensor;
-use common::{DEADLINE, Mlp, alone, connect, device, share, weights};
+use common::ranks::{DEADLINE, alone, connect, resident, share};
+use common::{Mlp, device, weights};
 use parking_lot::Mutex;
 use phalanx_burn::{Ddp, DdpConfig};
 use phalanx_pg::{
@@ -247,17 +248,4 @@ fn a_thousand_steps_need_no_more_memory_than_a_hundred() {
         assert!(late <= early + ROOM, "{early} bytes grew to {late}");
         group.shutdown().unwrap();
     });
-}
-
-/// Bytes of memory that this process has in use.
-fn resident() -> usize {
-    let text = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kilobytes: usize = line
-        .unwrap()
-        .trim()
-        .trim_end_matches(" kB")
-        .parse()
-        .unwrap();
-    kilobytes << 10
 }

@@ -12,10 +12,9 @@ use candle_core::{CpuStorage, CustomOp1, D, DType, Device, Layout, Module, Resul
 use candle_nn::{
     BatchNorm, Linear, ModuleT, VarBuilder, VarMap, batch_norm, layer_norm, linear, loss,
 };
-use common::{DEADLINE, Mlp, Model, Reader, alone, classes, connect, flat, numbers};
-use parking_lot::Mutex;
+use common::ranks::{DEADLINE, Watched, alone, connect, distance};
+use common::{Mlp, Model, Reader, classes, flat, numbers};
 use phalanx_candle::{Ddp, DdpConfig, Error};
-use phalanx_pg::{Call, CallOptions, ProcessGroup, RawWork};
 use phalanx_testkit::World;
 
 /// Gradients of `Var`s by name, as bits.
@@ -86,7 +85,7 @@ fn accumulated_gradients_count_once() {
         let expected = expected.backward().unwrap();
         for var in vars.all_vars() {
             let [own, plain] = [&grads, &expected].map(|grads| flat(grads.get(&var).unwrap()));
-            assert!(common::distance(&own, &plain) < 1e-6);
+            assert!(distance(&own, &plain) < 1e-6);
         }
     }
 }
@@ -254,45 +253,6 @@ impl CustomOp1 for Probe {
     fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
         self.0.fetch_add(1, Ordering::Relaxed);
         Ok(Some(grad.clone()))
-    }
-}
-
-/// Notes how far backward is when a bucket is sent.
-#[derive(Debug)]
-struct Watched {
-    inner: Arc<dyn ProcessGroup>,
-    count: Arc<AtomicUsize>,
-    notes: Arc<Mutex<Vec<usize>>>,
-}
-
-impl ProcessGroup for Watched {
-    phalanx_pg::delegate_description!(inner);
-
-    fn submit(&self, call: Call, options: &CallOptions) -> phalanx_pg::Result<RawWork> {
-        if matches!(call, Call::AllReduce { .. }) {
-            self.notes.lock().push(self.count.load(Ordering::Relaxed));
-        }
-        self.inner.submit(call, options)
-    }
-
-    fn split(
-        &self,
-        ranks: &[usize],
-        name: &str,
-    ) -> phalanx_pg::Result<Option<Arc<dyn ProcessGroup>>> {
-        self.inner.split(ranks, name)
-    }
-
-    fn abort(&self, reason: &str) {
-        self.inner.abort(reason);
-    }
-
-    fn shutdown(&self) -> phalanx_pg::Result<()> {
-        self.inner.shutdown()
-    }
-
-    fn sequence(&self) -> u64 {
-        self.inner.sequence()
     }
 }
 

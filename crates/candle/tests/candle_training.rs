@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW, SGD, VarBuilder, VarMap};
-use common::{DEADLINE, Mlp, Model, Reader, connect, distance, flat, share};
+use common::ranks::{DEADLINE, connect, distance, resident, same_bits, share};
+use common::{Mlp, Model, Reader, flat};
 use phalanx_candle::{Ddp, DdpConfig, Sgd};
-use phalanx_pg::{ProcessGroup, ProcessGroupExt};
 use phalanx_testkit::{Rank, World};
 
 const STEPS: usize = 50;
@@ -38,19 +38,6 @@ fn vars_of(map: &VarMap) -> Vec<f32> {
         map.iter()
             .map(|(name, var)| (name.clone(), var.as_tensor().clone())),
     )
-}
-
-/// Whether all ranks have these, to the bit.
-fn same_bits(group: &dyn ProcessGroup, values: &[f32]) -> bool {
-    let bits = |values: &[f32]| {
-        values
-            .iter()
-            .map(|value| value.to_bits())
-            .collect::<Vec<_>>()
-    };
-    let everybodys = group.allgather_slice(values).unwrap();
-    let mut others = everybodys.chunks_exact(values.len());
-    others.all(|other| bits(other) == bits(values))
 }
 
 /// A model of one process with the given values.
@@ -158,7 +145,7 @@ fn two_ranks_train_a_transformer_in_place_as_one_process_does() {
 
 #[test]
 fn the_optimizers_in_place_compute_what_candles_do() {
-    let group = common::alone;
+    let group = common::ranks::alone;
     let vars = VarMap::new();
     let mut ddp = Ddp::in_place(DType::F32, Mlp::build, group(), DdpConfig::default()).unwrap();
     let model = Mlp::build(VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu)).unwrap();
@@ -227,17 +214,4 @@ fn a_thousand_steps_need_no_more_memory_than_a_hundred() {
         assert!(late <= early + ROOM, "{early} bytes grew to {late}");
         group.shutdown().unwrap();
     });
-}
-
-/// Bytes of memory that this process has in use.
-fn resident() -> usize {
-    let text = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kilobytes: usize = line
-        .unwrap()
-        .trim()
-        .trim_end_matches(" kB")
-        .parse()
-        .unwrap();
-    kilobytes << 10
 }

@@ -223,16 +223,22 @@ void gs_context_free(gs_context* context) {
 }
 
 void gs_context_abort(gs_context* context) {
-  guard(nullptr, [&] {
-    // Closing the connections does not wake a blocked operation; a wait that runs out of time
-    // ends all of the context. The slot is one that nobody uses.
-    constexpr uint64_t kNobodysSlot = UINT64_C(0x7f) << 56;
-    if (context->context->size < 2) return;
-    uint8_t byte;
-    auto buffer = context->context->createUnboundBuffer(&byte, 1);
-    buffer->recv(context->context->rank == 0 ? 1 : 0, kNobodysSlot);
-    buffer->waitRecv(milliseconds(1));
-  });
+  // Closing the connections does not wake a blocked operation; a wait that runs out of time ends
+  // all of the context. The slot is one that nobody uses.
+  constexpr uint64_t kNobodysSlot = UINT64_C(0x7f) << 56;
+  for (int peer = 0; peer < context->context->size; peer++) {
+    if (peer == context->context->rank) continue;
+    // A connection that is closed already has nothing to wait on; then another one does it.
+    bool begun = false;
+    guard(nullptr, [&] {
+      uint8_t byte;
+      auto buffer = context->context->createUnboundBuffer(&byte, 1);
+      buffer->recv(peer, kNobodysSlot);
+      begun = true;
+      buffer->waitRecv(milliseconds(1));
+    });
+    if (begun) return;
+  }
 }
 
 int32_t gs_allreduce(gs_context* context, void* bytes, size_t elements,

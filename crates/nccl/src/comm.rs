@@ -8,7 +8,7 @@ use std::time::Duration;
 use nccl_sys::*;
 use phalanx_pg::{Error, ErrorKind, RawStream, Result};
 
-use crate::step::{Operator, Step};
+use crate::step::{Kind, Operator, Step};
 
 /// How often to ask whether a call of a non-blocking communicator is done before giving way to
 /// others: most are within microseconds.
@@ -201,140 +201,55 @@ impl Comm {
 
     fn call(&self, step: &Step, made: Option<ncclRedOp_t>, stream: RawStream) -> Result<()> {
         let (nccl, comm, stream) = (self.nccl, self.live()?, stream as cudaStream_t);
+        let (send, recv) = (step.send as *const c_void, step.recv as *mut c_void);
+        let (count, dtype) = (step.count, step.dtype);
         let op = |operator: &Operator| match operator {
             Operator::Plain(op) => *op,
             Operator::Premul { .. } => made.unwrap_or(ncclSum),
         };
         // SAFETY: a live communicator and stream of one device. The addresses are those of the
         // call's buffers, which the operation owns until its end event has been reached, and the
-        // counts were taken from them (`step.rs`). Optional functions were looked for there too.
+        // counts were taken from them (`step.rs`).
         let (name, code) = unsafe {
-            match step {
-                Step::AllReduce {
-                    send,
-                    recv,
-                    count,
-                    dtype,
-                    operator,
-                } => (
+            match &step.kind {
+                Kind::AllReduce(operator) => (
                     "ncclAllReduce",
-                    (nccl.ncclAllReduce)(
-                        *send as _,
-                        *recv as _,
-                        *count,
-                        *dtype,
-                        op(operator),
-                        comm,
-                        stream,
-                    ),
+                    (nccl.ncclAllReduce)(send, recv, count, dtype, op(operator), comm, stream),
                 ),
-                Step::Reduce {
-                    send,
-                    recv,
-                    count,
-                    dtype,
-                    operator,
-                    root,
-                } => (
+                Kind::Reduce(operator, root) => (
                     "ncclReduce",
-                    (nccl.ncclReduce)(
-                        *send as _,
-                        *recv as _,
-                        *count,
-                        *dtype,
-                        op(operator),
-                        *root,
-                        comm,
-                        stream,
-                    ),
+                    (nccl.ncclReduce)(send, recv, count, dtype, op(operator), *root, comm, stream),
                 ),
-                Step::ReduceScatter {
-                    send,
-                    recv,
-                    count,
-                    dtype,
-                    operator,
-                } => (
+                Kind::ReduceScatter(operator) => (
                     "ncclReduceScatter",
-                    (nccl.ncclReduceScatter)(
-                        *send as _,
-                        *recv as _,
-                        *count,
-                        *dtype,
-                        op(operator),
-                        comm,
-                        stream,
-                    ),
+                    (nccl.ncclReduceScatter)(send, recv, count, dtype, op(operator), comm, stream),
                 ),
-                Step::Broadcast {
-                    data,
-                    count,
-                    dtype,
-                    root,
-                } => (
+                Kind::Broadcast(root) => (
                     "ncclBroadcast",
-                    (nccl.ncclBroadcast)(
-                        *data as _, *data as _, *count, *dtype, *root, comm, stream,
-                    ),
+                    (nccl.ncclBroadcast)(send, recv, count, dtype, *root, comm, stream),
                 ),
-                Step::AllGather {
-                    send,
-                    recv,
-                    count,
-                    dtype,
-                } => (
+                Kind::AllGather => (
                     "ncclAllGather",
-                    (nccl.ncclAllGather)(*send as _, *recv as _, *count, *dtype, comm, stream),
+                    (nccl.ncclAllGather)(send, recv, count, dtype, comm, stream),
                 ),
-                Step::Send {
-                    data,
-                    count,
-                    dtype,
-                    peer,
-                } => (
+                Kind::Send(peer) => (
                     "ncclSend",
-                    (nccl.ncclSend)(*data as _, *count, *dtype, *peer, comm, stream),
+                    (nccl.ncclSend)(send, count, dtype, *peer, comm, stream),
                 ),
-                Step::Recv {
-                    data,
-                    count,
-                    dtype,
-                    peer,
-                } => (
+                Kind::Recv(peer) => (
                     "ncclRecv",
-                    (nccl.ncclRecv)(*data as _, *count, *dtype, *peer, comm, stream),
+                    (nccl.ncclRecv)(recv, count, dtype, *peer, comm, stream),
                 ),
-                Step::AllToAll {
-                    call,
-                    send,
-                    recv,
-                    count,
-                    dtype,
-                } => (
-                    "ncclAlltoAll",
-                    call(*send as _, *recv as _, *count, *dtype, comm, stream),
-                ),
-                Step::Gather {
-                    call,
-                    send,
-                    recv,
-                    count,
-                    dtype,
-                    root,
-                } => (
+                Kind::AllToAll(call) => {
+                    ("ncclAlltoAll", call(send, recv, count, dtype, comm, stream))
+                }
+                Kind::Gather(call, root) => (
                     "ncclGather",
-                    call(*send as _, *recv as _, *count, *dtype, *root, comm, stream),
+                    call(send, recv, count, dtype, *root, comm, stream),
                 ),
-                Step::Scatter {
-                    call,
-                    send,
-                    recv,
-                    count,
-                    dtype,
-                    root,
-                } => (
+                Kind::Scatter(call, root) => (
                     "ncclScatter",
-                    call(*send as _, *recv as _, *count, *dtype, *root, comm, stream),
+                    call(send, recv, count, dtype, *root, comm, stream),
                 ),
             }
         };

@@ -9,7 +9,7 @@ use phalanx_pg::{Buffer, Call, DType, Error, ReduceOp, Result, explicit_counts};
 use crate::channel::Line;
 
 /// `ncclAlltoAll`, where the library has it.
-type AllToAllFn = unsafe extern "C" fn(
+pub(crate) type AllToAllFn = unsafe extern "C" fn(
     *const c_void,
     *mut c_void,
     usize,
@@ -19,7 +19,7 @@ type AllToAllFn = unsafe extern "C" fn(
 ) -> ncclResult_t;
 
 /// `ncclGather` and `ncclScatter`, where the library has them.
-type RootedFn = unsafe extern "C" fn(
+pub(crate) type RootedFn = unsafe extern "C" fn(
     *const c_void,
     *mut c_void,
     usize,
@@ -29,78 +29,31 @@ type RootedFn = unsafe extern "C" fn(
     cudaStream_t,
 ) -> ncclResult_t;
 
-/// One call of NCCL's.
+/// One call of NCCL's, with the arguments that nearly all have.
 #[derive(Debug, Clone)]
-pub(crate) enum Step {
-    AllReduce {
-        send: u64,
-        recv: u64,
-        count: usize,
-        dtype: ncclDataType_t,
-        operator: Operator,
-    },
-    Reduce {
-        send: u64,
-        recv: u64,
-        count: usize,
-        dtype: ncclDataType_t,
-        operator: Operator,
-        root: c_int,
-    },
-    ReduceScatter {
-        send: u64,
-        recv: u64,
-        count: usize,
-        dtype: ncclDataType_t,
-        operator: Operator,
-    },
-    Broadcast {
-        data: u64,
-        count: usize,
-        dtype: ncclDataType_t,
-        root: c_int,
-    },
-    AllGather {
-        send: u64,
-        recv: u64,
-        count: usize,
-        dtype: ncclDataType_t,
-    },
-    Send {
-        data: u64,
-        count: usize,
-        dtype: ncclDataType_t,
-        peer: c_int,
-    },
-    Recv {
-        data: u64,
-        count: usize,
-        dtype: ncclDataType_t,
-        peer: c_int,
-    },
-    AllToAll {
-        call: AllToAllFn,
-        send: u64,
-        recv: u64,
-        count: usize,
-        dtype: ncclDataType_t,
-    },
-    Gather {
-        call: RootedFn,
-        send: u64,
-        recv: u64,
-        count: usize,
-        dtype: ncclDataType_t,
-        root: c_int,
-    },
-    Scatter {
-        call: RootedFn,
-        send: u64,
-        recv: u64,
-        count: usize,
-        dtype: ncclDataType_t,
-        root: c_int,
-    },
+pub(crate) struct Step {
+    pub(crate) kind: Kind,
+    /// Where it reads; what only receives reads nothing.
+    pub(crate) send: u64,
+    /// Where it writes; what only sends writes nothing.
+    pub(crate) recv: u64,
+    pub(crate) count: usize,
+    pub(crate) dtype: ncclDataType_t,
+}
+
+/// Which function, and its other arguments: operator, root or peer.
+#[derive(Debug, Clone)]
+pub(crate) enum Kind {
+    AllReduce(Operator),
+    Reduce(Operator, c_int),
+    ReduceScatter(Operator),
+    Broadcast(c_int),
+    AllGather,
+    Send(c_int),
+    Recv(c_int),
+    AllToAll(AllToAllFn),
+    Gather(RootedFn, c_int),
+    Scatter(RootedFn, c_int),
 }
 
 /// How elements become one.
@@ -116,10 +69,10 @@ pub(crate) enum Operator {
 
 impl Step {
     pub(crate) fn operator(&self) -> Option<&Operator> {
-        match self {
-            Self::AllReduce { operator, .. }
-            | Self::Reduce { operator, .. }
-            | Self::ReduceScatter { operator, .. } => Some(operator),
+        match &self.kind {
+            Kind::AllReduce(operator)
+            | Kind::Reduce(operator, _)
+            | Kind::ReduceScatter(operator) => Some(operator),
             _ => None,
         }
     }
@@ -221,26 +174,31 @@ impl Range {
         }
     }
 
-    fn send(&self, peer: usize) -> Option<Step> {
-        let (data, count, dtype) = (self.address, self.count, self.dtype);
-        let peer = peer as c_int;
-        (count > 0).then_some(Step::Send {
-            data,
-            count,
-            dtype,
-            peer,
+    /// A step from here to `to`; none if there is nothing to move.
+    fn step(&self, to: &Range, kind: Kind) -> Option<Step> {
+        (self.count > 0).then_some(Step {
+            kind,
+            send: self.address,
+            recv: to.address,
+            count: self.count,
+            dtype: self.dtype,
         })
     }
 
+    fn send(&self, peer: usize) -> Option<Step> {
+        self.step(self, Kind::Send(peer as c_int))
+    }
+
     fn recv(&self, peer: usize) -> Option<Step> {
-        let (data, count, dtype) = (self.address, self.count, self.dtype);
-        let peer = peer as c_int;
-        (count > 0).then_some(Step::Recv {
-            data,
-            count,
-            dtype,
-            peer,
-        })
+        self.step(self, Kind::Recv(peer as c_int))
+    }
+
+    /// For what has no memory on this rank.
+    fn nowhere(&self) -> Self {
+        Self {
+            address: 0,
+            ..*self
+        }
     }
 }
 
@@ -260,77 +218,32 @@ impl Translator {
         let unsupported = || Error::unsupported(format!("nccl has no such {}", call.kind()));
         let reduction =
             |op: ReduceOp, buffer: &Buffer| operator(op, buffer.dtype()).ok_or_else(unsupported);
-        if let Call::Batch(calls) = call {
-            let steps: Result<Vec<Vec<Step>>> = calls.iter().map(|call| self.steps(call)).collect();
-            return Ok(steps?.concat());
-        }
         let step = match call {
             Call::AllReduce { buf, op } => {
-                let Range {
-                    address,
-                    count,
-                    dtype,
-                    ..
-                } = Range::of(buf)?;
-                let operator = reduction(*op, buf)?;
-                Step::AllReduce {
-                    send: address,
-                    recv: address,
-                    count,
-                    dtype,
-                    operator,
-                }
+                let range = Range::of(buf)?;
+                range.step(&range, Kind::AllReduce(reduction(*op, buf)?))
             }
             Call::Reduce { buf, op, root } => {
-                let Range {
-                    address,
-                    count,
-                    dtype,
-                    ..
-                } = Range::of(buf)?;
-                let (operator, root) = (reduction(*op, buf)?, *root as c_int);
-                Step::Reduce {
-                    send: address,
-                    recv: address,
-                    count,
-                    dtype,
-                    operator,
-                    root,
-                }
+                let range = Range::of(buf)?;
+                let kind = Kind::Reduce(reduction(*op, buf)?, *root as c_int);
+                range.step(&range, kind)
             }
             Call::ReduceScatter { input, output, op } => {
                 let (from, to) = (Range::of(input)?, Range::of(output)?);
-                let operator = reduction(*op, output)?;
-                Step::ReduceScatter {
-                    send: from.address,
-                    recv: to.address,
-                    count: to.count,
-                    dtype: to.dtype,
-                    operator,
-                }
+                let kind = Kind::ReduceScatter(reduction(*op, output)?);
+                // Counted by what comes out.
+                from.part(0, output.len()).step(&to, kind)
             }
             Call::Broadcast { data, root } => {
-                let Range {
-                    address,
-                    count,
-                    dtype,
-                    ..
-                } = Range::of(data.buffer())?;
-                Step::Broadcast {
-                    data: address,
-                    count,
-                    dtype,
-                    root: *root as c_int,
-                }
+                let range = Range::of(data.buffer())?;
+                range.step(&range, Kind::Broadcast(*root as c_int))
             }
             Call::AllGather { input, output } => {
-                let (from, to) = (Range::of(input)?, Range::of(output)?);
-                Step::AllGather {
-                    send: from.address,
-                    recv: to.address,
-                    count: from.count,
-                    dtype: from.dtype,
-                }
+                Range::of(input)?.step(&Range::of(output)?, Kind::AllGather)
+            }
+            Call::Batch(calls) => {
+                let steps: Result<Vec<_>> = calls.iter().map(|call| self.steps(call)).collect();
+                return Ok(steps?.concat());
             }
             Call::Gather {
                 input,
@@ -356,76 +269,48 @@ impl Translator {
             }
             _ => return Err(unsupported()),
         };
-        let moves = call
-            .input()
-            .or(call.output())
-            .is_some_and(|buf| !buf.is_empty());
-        Ok(if moves { vec![step] } else { Vec::new() })
+        Ok(step.into_iter().collect())
     }
 
     /// The sum of a buffer over all ranks.
     pub(crate) fn in_place_sum(&self, buffer: &Buffer) -> Result<Vec<Step>> {
-        let Range {
-            address,
-            count,
-            dtype,
-            ..
-        } = Range::of(buffer)?;
-        Ok(vec![Step::AllReduce {
-            send: address,
-            recv: address,
-            count,
-            dtype,
-            operator: Operator::Plain(ncclSum),
-        }])
+        let range = Range::of(buffer)?;
+        let sum = Kind::AllReduce(Operator::Plain(ncclSum));
+        Ok(range.step(&range, sum).into_iter().collect())
     }
 
     fn gather(&self, input: &Buffer, output: Option<&Buffer>, root: usize) -> Result<Vec<Step>> {
         let from = Range::of(input)?;
-        if from.count == 0 {
-            return Ok(Vec::new());
-        }
         let to = output.map(Range::of).transpose()?;
         if let Some(call) = self.gather {
-            return Ok(vec![Step::Gather {
-                call,
-                send: from.address,
-                recv: to.map_or(0, |to| to.address),
-                count: from.count,
-                dtype: from.dtype,
-                root: root as c_int,
-            }]);
+            let to = to.unwrap_or_else(|| from.nowhere());
+            let step = from.step(&to, Kind::Gather(call, root as c_int));
+            return Ok(step.into_iter().collect());
         }
         let mut steps: Vec<Step> = from.send(root).into_iter().collect();
         if let Some(to) = to {
             let len = input.len();
-            let each = (0..self.size).filter_map(|rank| to.part(rank * len, len).recv(rank));
-            steps.extend(each);
+            let parts = (0..self.size).filter_map(|rank| to.part(rank * len, len).recv(rank));
+            steps.extend(parts);
         }
         Ok(steps)
     }
 
     fn scatter(&self, input: Option<&Buffer>, output: &Buffer, root: usize) -> Result<Vec<Step>> {
         let to = Range::of(output)?;
-        if to.count == 0 {
-            return Ok(Vec::new());
-        }
         let from = input.map(Range::of).transpose()?;
         if let Some(call) = self.scatter {
-            return Ok(vec![Step::Scatter {
-                call,
-                send: from.map_or(0, |from| from.address),
-                recv: to.address,
-                count: to.count,
-                dtype: to.dtype,
-                root: root as c_int,
-            }]);
+            let from = from.unwrap_or_else(|| to.nowhere());
+            let step = from
+                .part(0, output.len())
+                .step(&to, Kind::Scatter(call, root as c_int));
+            return Ok(step.into_iter().collect());
         }
         let mut steps: Vec<Step> = to.recv(root).into_iter().collect();
         if let Some(from) = from {
             let len = output.len();
-            let each = (0..self.size).filter_map(|rank| from.part(rank * len, len).send(rank));
-            steps.extend(each);
+            let parts = (0..self.size).filter_map(|rank| from.part(rank * len, len).send(rank));
+            steps.extend(parts);
         }
         Ok(steps)
     }
@@ -438,15 +323,8 @@ impl Translator {
     ) -> Result<Vec<Step>> {
         let (from, to) = (Range::of(input)?, Range::of(output)?);
         if let (Some(call), [], []) = (self.alltoall, send, recv) {
-            let count = from.count / self.size;
-            let step = Step::AllToAll {
-                call,
-                send: from.address,
-                recv: to.address,
-                count,
-                dtype: from.dtype,
-            };
-            return Ok(if count > 0 { vec![step] } else { Vec::new() });
+            let part = from.part(0, input.len() / self.size);
+            return Ok(part.step(&to, Kind::AllToAll(call)).into_iter().collect());
         }
         let send = explicit_counts(send, input.len(), self.size);
         let recv = explicit_counts(recv, output.len(), self.size);
@@ -474,5 +352,110 @@ impl Translator {
                 Err(Error::unsupported(what))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An older library: everything by sends and receives.
+    const OLD: Translator = Translator {
+        size: 3,
+        alltoall: None,
+        gather: None,
+        scatter: None,
+    };
+
+    fn base(buffer: &Buffer) -> u64 {
+        buffer.as_ptr().as_ptr() as u64
+    }
+
+    #[test]
+    fn complex_numbers_are_pairs_and_premultiplied_by_a_real() {
+        let buf = Buffer::zeroed(DType::Complex64, 5);
+        let op = ReduceOp::PremulSum(0.5);
+        let steps = OLD.steps(&Call::AllReduce { buf, op }).unwrap();
+        assert_eq!((steps[0].count, steps[0].dtype), (10, ncclFloat32));
+        let Some(Operator::Premul { factor, dtype }) = steps[0].operator() else {
+            panic!("{steps:?}");
+        };
+        assert_eq!(*dtype, ncclFloat32);
+        assert_eq!(factor[..4], 0.5f32.to_ne_bytes());
+    }
+
+    #[test]
+    fn booleans_are_reduced_by_maximum_and_minimum() {
+        for (op, expected) in [
+            (ReduceOp::Sum, ncclMax),
+            (ReduceOp::Max, ncclMax),
+            (ReduceOp::Product, ncclMin),
+            (ReduceOp::Min, ncclMin),
+        ] {
+            let Some(Operator::Plain(got)) = operator(op, DType::Bool) else {
+                panic!("{op}");
+            };
+            assert_eq!(got, expected, "{op}");
+        }
+        assert!(operator(ReduceOp::BitAnd, DType::Bool).is_none());
+        assert!(operator(ReduceOp::Product, DType::Complex64).is_none());
+    }
+
+    #[test]
+    fn parts_of_any_length_go_to_their_places() {
+        let (input, output) = (Buffer::zeroed(DType::I64, 5), Buffer::zeroed(DType::I64, 4));
+        let (from, to) = (base(&input), base(&output));
+        let call = Call::AllToAll {
+            input: input.freeze(),
+            output,
+            send_counts: vec![2, 0, 3],
+            recv_counts: vec![1, 3, 0],
+        };
+        let steps = OLD.steps(&call).unwrap();
+        let shown: Vec<_> = steps
+            .iter()
+            .map(|step| match step.kind {
+                Kind::Send(peer) => ("send", peer, step.send - from, step.count),
+                Kind::Recv(peer) => ("recv", peer, step.recv - to, step.count),
+                _ => panic!("{step:?}"),
+            })
+            .collect();
+        let expected = [
+            ("send", 0, 0, 2),
+            ("recv", 0, 0, 1),
+            ("recv", 1, 8, 3),
+            ("send", 2, 16, 3),
+        ];
+        assert_eq!(shown, expected);
+    }
+
+    #[test]
+    fn the_root_gathers_and_scatters_for_all() {
+        let call = Call::Gather {
+            input: Buffer::zeroed(DType::U8, 4).freeze(),
+            output: Some(Buffer::zeroed(DType::U8, 12)),
+            root: 1,
+        };
+        assert_eq!(
+            OLD.steps(&call).unwrap().len(),
+            4,
+            "one send, three receives"
+        );
+        let call = Call::Scatter {
+            input: None,
+            output: Buffer::zeroed(DType::U8, 4),
+            root: 1,
+        };
+        assert_eq!(OLD.steps(&call).unwrap().len(), 1, "one receive");
+    }
+
+    #[test]
+    fn nothing_is_nothing_to_do_and_i16_is_refused() {
+        let empty = |dtype| Call::AllReduce {
+            buf: Buffer::zeroed(dtype, 0),
+            op: ReduceOp::Sum,
+        };
+        assert!(OLD.steps(&empty(DType::F32)).unwrap().is_empty());
+        assert!(OLD.steps(&empty(DType::I16)).is_err());
     }
 }

@@ -360,3 +360,19 @@ impl ProcessGroup for Checked {
         self.inner.sequence()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Backends differ in how they answer on a group that is broken already.
+    #[test]
+    fn a_side_that_was_broken_before_is_told_by_its_first_cause() {
+        let left = Error::new(ErrorKind::Aborted, "rank 2 dropped the group").from_peer(2);
+        let absent = Absent::Failed(Error::broken_by(&left));
+        let mine = Fingerprint::of(&Call::Barrier, 1);
+        let err = absent.explain(&mine, 0, &[None, None, None]);
+        assert_eq!((err.kind(), err.peer()), (ErrorKind::Aborted, Some(2)));
+        assert!(err.message().contains("rank 2 dropped the group"), "{err}");
+    }
+}

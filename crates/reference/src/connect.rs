@@ -18,7 +18,8 @@ pub(crate) trait Meeting: Send + Sync + fmt::Debug {
 #[derive(Debug)]
 pub(crate) struct Seat<'a> {
     pub(crate) name: String,
-    /// Tells the group apart from all others that may be forming; see [`group_identity`](phalanx_pg::group_identity).
+    /// Tells the group apart from all others that may be forming; see
+    /// [`group_identity`](phalanx_pg::group_identity).
     pub(crate) identity: String,
     pub(crate) rank: usize,
     /// The members' ranks in the world.

@@ -346,8 +346,10 @@ pub(crate) fn os_error(what: &str, err: &std::io::Error) -> Error {
 mod tests {
     use std::net::TcpListener;
 
+    use phalanx_pg::group_identity;
+
     use super::*;
-    use crate::connect::{Seat, identity};
+    use crate::connect::Seat;
 
     /// Rank 0 of a group of two whose other rank is a bare socket.
     fn beside_a_stranger() -> (Arc<Member>, TcpStream) {
@@ -356,7 +358,7 @@ mod tests {
         let members = vec![0, 1];
         let seat = Seat {
             name: "pair".into(),
-            identity: identity("", "pair", &members),
+            identity: group_identity("", "pair", &members),
             rank: 0,
             members,
             timeout: Duration::from_secs(30),

@@ -199,7 +199,8 @@ impl Hub {
         };
         match results {
             Ok(results) => {
-                for (rank, (call, data)) in calls.iter().zip(results).enumerate() {
+                // Rank 0 last: the hub is in its process, and ends with it.
+                for (rank, (call, data)) in calls.iter().zip(results).enumerate().rev() {
                     self.reply(rank, Some(call.index), Ok(data));
                 }
             }

@@ -21,11 +21,31 @@ fn letters_run_alone_and_together() {
 }
 
 #[test]
+fn the_benchmark_runs() {
+    let few = [
+        "--steps",
+        "2",
+        "--scaling-steps",
+        "2",
+        "--warm-up",
+        "1",
+        "--repeat",
+        "1",
+    ];
+    let args = [&few[..], &["--only", "cnn", "--json"]].concat();
+    alone(
+        "burn_bench",
+        &args,
+        "{\"bench\":\"train\",\"models\":{\"cnn\":{\"ddp_cpu_ms\":",
+    );
+}
+
+#[test]
 fn the_readmes_program_runs_and_is_the_one_in_the_readme() {
     let top = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
     let read = |file: &str| std::fs::read_to_string(format!("{top}/{file}")).unwrap();
     let program = read("crates/burn/examples/burn_readme.rs");
-    let block = format!("```rust,ignore\n{program}```\n");
+    let block = format!("```rs\n{program}```\n");
     assert!(read("README.md").contains(&block), "they have parted");
     together(
         "burn_readme",

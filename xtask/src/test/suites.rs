@@ -47,9 +47,11 @@ pub(super) const SUITES: &[Suite] = &[
                 the backends",
         quick: true,
         needs: &[CLIPPY],
-        commands: |_| {
+        commands: |args| {
             let facade = ["--package", "phalanx", "--lib", "--no-default-features"];
-            let each = FEATURES.iter().map(|feature| (*feature).to_owned());
+            let frameworks = if args.quick { &[] } else { FRAMEWORKS };
+            let each = [FEATURES, frameworks].concat();
+            let each = each.into_iter().map(str::to_owned);
             let choices = [String::new(), FEATURES.join(",")].into_iter().chain(each);
             let bare = Cmd::cargo().arg("test").args(facade);
             let slices = ["--package", "phalanx-nccl", "--features", "cudarc-0_19"];
@@ -119,6 +121,17 @@ pub(super) const SUITES: &[Suite] = &[
         quick: false,
         needs: &[CLIPPY, MPI],
         commands: |_| with_c_library("mpi", &["phalanx-mpi"]),
+    },
+    Suite {
+        name: "all-features",
+        about: "the facade with all features at once",
+        quick: false,
+        needs: &[CLIPPY, GLOO, MPI],
+        commands: |_| {
+            let facade = ["--package", "phalanx", "--lib", "--all-features"];
+            let clippy = Cmd::cargo().arg("clippy").args(facade);
+            vec![clippy.args(["--", "-D", "warnings"])]
+        },
     },
     Suite {
         name: "nccl",

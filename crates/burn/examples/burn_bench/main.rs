@@ -18,6 +18,7 @@ use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::Device;
 use clap::Parser;
 use phalanx::burn::{Ddp, DdpConfig};
+use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
 use models::{Cnn, Encoder, Mlp, Trained};
@@ -142,17 +143,12 @@ fn ddp_step<M: Trained>(ddp: &mut Ddp<M>, optim: &mut ModuleOptimizer) -> phalan
     Ok(())
 }
 
-/// Processor time of all threads in milliseconds: other jobs of the machine do not count.
-fn processor_ms() -> Result<f64, Box<dyn Error>> {
-    let mut nanoseconds = 0.0;
-    for task in std::fs::read_dir("/proc/self/task")? {
-        // A thread that ended since the listing has no figures any more.
-        let text = std::fs::read_to_string(task?.path().join("schedstat"));
-        let text = text.unwrap_or_default();
-        let first = text.split_ascii_whitespace().next();
-        nanoseconds += first.map_or(Ok(0.0), str::parse::<f64>)?;
-    }
-    Ok(nanoseconds / 1e6)
+/// Processor time of this process in milliseconds: other jobs of the machine do not count. Not from
+/// `/proc`, which learns of a running thread's time at the next tick or switch only: steps that
+/// wake another thread would seem longer than those that do not.
+fn processor_ms() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 * 1e3 + time.tv_nsec as f64 / 1e6
 }
 
 /// Processor times of plain steps and of steps in a world of one, in turn.
@@ -166,13 +162,13 @@ fn overhead<M: Trained>(args: &Args) -> Result<[Vec<f64>; 2], Box<dyn Error>> {
     for step in 0..args.warm_up + args.steps {
         // The second of two finds other things in the caches: they take turns in that too.
         for which in [step % 2, 1 - step % 2] {
-            let start = processor_ms()?;
+            let start = processor_ms();
             match which {
                 0 => plain = plain_step(plain, &mut plain_optim),
                 _ => ddp_step(&mut ddp, &mut ddp_optim)?,
             }
             if step >= args.warm_up {
-                times[which].push(processor_ms()? - start);
+                times[which].push(processor_ms() - start);
             }
         }
     }

@@ -23,7 +23,7 @@ use phalanx::burn::{Ddp, DdpConfig, seed_rank};
 use phalanx::prelude::{ProcessGroupExt, ReduceOp};
 
 use model::Writer;
-use text::{Args, Text};
+use text::{Args, Text, end};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -33,13 +33,7 @@ const BATCH: usize = 16;
 const LEARNING_RATE: f64 = 0.003;
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(err) => {
-            eprintln!("error: {err}");
-            ExitCode::FAILURE
-        }
-    }
+    end(run(&Args::parse()))
 }
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {

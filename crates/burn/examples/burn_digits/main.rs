@@ -25,7 +25,7 @@ use phalanx::prelude::{DistributedSampler, ProcessGroupExt, ReduceOp};
 
 use data::Digits;
 use model::Cnn;
-use progress::{Args, Epoch, Times};
+use progress::{Args, Epoch, Times, end};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -40,13 +40,7 @@ const LEARNING_RATE: f64 = 0.003;
 const BUCKET_CAP_MB: f64 = 0.01;
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(err) => {
-            eprintln!("error: {err}");
-            ExitCode::FAILURE
-        }
-    }
+    end(run(&Args::parse()))
 }
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {

@@ -1,9 +1,9 @@
-//! Models, data, and ranks in processes of their own.
+//! Models and data.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub(crate) mod ranks;
+
 use std::ops::Range;
-use std::sync::Arc;
-use std::time::Duration;
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -17,36 +17,9 @@ use burn::nn::{
 };
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use phalanx_native::NativeGroup;
-use phalanx_pg::ProcessGroup;
-use phalanx_pg::registry::GroupInit;
-use phalanx_reference::ReferenceGroup;
-use phalanx_testkit::Rank;
-
-/// For a whole world; the machine may be busy.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(240);
 
 pub(crate) fn device() -> Device {
     Device::flex().autodiff()
-}
-
-/// This rank's place in a group of processes.
-pub(crate) fn connect(ctx: &Rank) -> Arc<dyn ProcessGroup> {
-    let mut init = GroupInit::new(ctx.store(), ctx.rank(), ctx.size());
-    init.timeout = Duration::from_secs(120);
-    NativeGroup::connect(&init).unwrap()
-}
-
-/// A group of one, whose averages are the gradients.
-pub(crate) fn alone() -> Arc<dyn ProcessGroup> {
-    let [group] = <[_; 1]>::try_from(ReferenceGroup::threads(1)).unwrap();
-    group
-}
-
-/// A rank's part of `rows` examples.
-pub(crate) fn share(rank: usize, ranks: usize, rows: usize) -> Range<usize> {
-    let each = rows / ranks;
-    rank * each..(rank + 1) * each
 }
 
 /// The values of a module's parameters that are trained, in the order of a walk.
@@ -63,13 +36,6 @@ pub(crate) fn weights<M: Module>(module: &M) -> Vec<f32> {
     let mut weights = Weights(Vec::new());
     module.visit(&mut weights);
     weights.0
-}
-
-/// The largest difference between two lists of the same length.
-pub(crate) fn distance(a: &[f32], b: &[f32]) -> f32 {
-    assert_eq!(a.len(), b.len());
-    let differences = a.iter().zip(b).map(|(a, b)| (a - b).abs());
-    differences.fold(0.0, f32::max)
 }
 
 /// Numbers that anybody can make, different for each example.

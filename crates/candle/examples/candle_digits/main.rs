@@ -22,7 +22,7 @@ use phalanx::candle::{Ddp, DdpConfig};
 use phalanx::prelude::{DistributedSampler, ProcessGroupExt, ReduceOp};
 
 use data::Digits;
-use progress::{Args, Epoch, Times};
+use progress::{Args, Epoch, Times, end};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -63,13 +63,7 @@ impl Module for Mlp {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(err) => {
-            eprintln!("error: {err}");
-            ExitCode::FAILURE
-        }
-    }
+    end(run(&Args::parse()))
 }
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {

@@ -1,48 +1,15 @@
-//! Models, data, and ranks in processes of their own.
+//! Models and data.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+#[path = "../../../burn/tests/common/ranks.rs"]
+pub(crate) mod ranks;
+
 use std::ops::Range;
-use std::sync::Arc;
-use std::time::Duration;
 
 use candle_core::{D, Device, Module, Result, Tensor};
 use candle_nn::ops::softmax;
 use candle_nn::{Embedding, Linear, VarBuilder, embedding, linear, loss};
 use phalanx_candle::{LayerNorm, layer_norm};
-use phalanx_native::NativeGroup;
-use phalanx_pg::ProcessGroup;
-use phalanx_pg::registry::GroupInit;
-use phalanx_reference::ReferenceGroup;
-use phalanx_testkit::Rank;
-
-/// For a whole world; the machine may be busy.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(240);
-
-/// This rank's place in a group of processes.
-pub(crate) fn connect(ctx: &Rank) -> Arc<dyn ProcessGroup> {
-    let mut init = GroupInit::new(ctx.store(), ctx.rank(), ctx.size());
-    init.timeout = Duration::from_secs(120);
-    NativeGroup::connect(&init).unwrap()
-}
-
-/// A group of one, whose averages are the gradients.
-pub(crate) fn alone() -> Arc<dyn ProcessGroup> {
-    let [group] = <[_; 1]>::try_from(ReferenceGroup::threads(1)).unwrap();
-    group
-}
-
-/// A rank's part of `rows` examples.
-pub(crate) fn share(rank: usize, ranks: usize, rows: usize) -> Range<usize> {
-    let each = rows / ranks;
-    rank * each..(rank + 1) * each
-}
-
-/// The largest difference between two lists of the same length.
-pub(crate) fn distance(a: &[f32], b: &[f32]) -> f32 {
-    assert_eq!(a.len(), b.len());
-    let differences = a.iter().zip(b).map(|(a, b)| (a - b).abs());
-    differences.fold(0.0, f32::max)
-}
 
 pub(crate) fn flat(tensor: &Tensor) -> Vec<f32> {
     tensor.flatten_all().unwrap().to_vec1().unwrap()

@@ -372,7 +372,8 @@ pub fn break_by_timeout(group: &Arc<dyn ProcessGroup>, store: &dyn Store) {
         let named = (place.call, place.seq);
         assert_eq!(named, (Some(CallKind::AllReduce), Some(0)), "{err}");
     } else {
-        let err = sum(CallOptions::default());
+        // Without end: whoever is not woken hangs.
+        let err = sum(CallOptions::default().with_timeout(Duration::from_secs(3600)));
         assert_eq!(err.kind(), ErrorKind::Timeout, "{err:?}");
         assert!(err.to_string().contains("rank 0 reports"), "{err}");
     }

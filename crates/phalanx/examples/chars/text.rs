@@ -1,6 +1,9 @@
 //! The text that the examples with letters learn from, and their command line. A part of programs,
 //! not one itself: `burn_chars` and `candle_chars` have this file.
 
+use std::error::Error;
+use std::process::ExitCode;
+
 /// Inside the program, so that it runs in any directory and under any launcher.
 const PAGES: [&str; 6] = [
     include_str!("../../../../docs/architecture.md"),
@@ -30,6 +33,17 @@ impl Args {
     /// Whether to show how it goes after this step.
     pub(crate) fn shows(&self, step: usize) -> bool {
         step.is_multiple_of(50) || step == self.steps
+    }
+}
+
+/// How the program ends.
+pub(crate) fn end(result: Result<(), Box<dyn Error>>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(err) => {
+            eprintln!("error: {err}");
+            ExitCode::FAILURE
+        }
     }
 }
 

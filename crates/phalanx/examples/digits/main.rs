@@ -18,7 +18,7 @@ use phalanx::ddp::builtin::{Matrix, Net, Sgd, cross_entropy};
 use phalanx::prelude::*;
 
 use data::Digits;
-use progress::{Args, Epoch, Times};
+use progress::{Args, Epoch, Times, end};
 
 /// Passes over the data.
 const EPOCHS: u64 = 30;
@@ -33,13 +33,7 @@ const MOMENTUM: f32 = 0.9;
 const BUCKET_CAP_MB: f64 = 0.004;
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(err) => {
-            eprintln!("error: {err}");
-            ExitCode::FAILURE
-        }
-    }
+    end(run(&Args::parse()))
 }
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {

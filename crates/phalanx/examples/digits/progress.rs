@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fmt;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -67,6 +68,17 @@ impl Args {
             Some(file) => std::fs::write(file, serde_json::to_string(&summary)?)
                 .map_err(|err| format!("write {}: {err}", file.display()).into()),
             None => Ok(()),
+        }
+    }
+}
+
+/// How the program ends.
+pub(crate) fn end(result: Result<(), Box<dyn Error>>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(err) => {
+            eprintln!("error: {err}");
+            ExitCode::FAILURE
         }
     }
 }

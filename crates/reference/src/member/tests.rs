@@ -1,10 +1,9 @@
 use std::sync::Weak;
 use std::time::Instant;
 
-use phalanx_pg::{Call, CallKind, Done, Engine, Fingerprint, Mode, Turn};
+use phalanx_pg::{Call, CallKind, Done, Engine, Fingerprint, Mode, Turn, group_identity};
 
 use super::*;
-use crate::connect::identity;
 
 /// A transport that loses everything but the farewell.
 struct Recorded {
@@ -31,7 +30,7 @@ fn alone() -> (Arc<Member>, Arc<Recorded>) {
     let members = vec![0, 1, 2];
     let seat = Seat {
         name: "three".into(),
-        identity: identity("", "three", &members),
+        identity: group_identity("", "three", &members),
         rank: 0,
         members,
         timeout: Duration::from_secs(30),
