@@ -118,7 +118,9 @@ fn a_barrier_begins_when_all_before_it_have_ended() {
 #[test]
 fn a_failure_ends_all_that_run() {
     let (lane, company) = lane();
-    let works = [sum(&lane), sum(&lane), sum(&lane)];
+    let [first, second, third] = [sum(&lane), sum(&lane), sum(&lane)];
+    ended(first).unwrap();
+    ended(second).unwrap();
     // The third waits for a fourth.
     let end = Instant::now() + PATIENCE;
     let mut state = company.state.lock();
@@ -127,9 +129,6 @@ fn a_failure_ends_all_that_run() {
     }
     drop(state);
     lane.fail(Error::new(ErrorKind::Aborted, "enough"));
-    let [first, second, third] = works;
-    ended(first).unwrap();
-    ended(second).unwrap();
     let err = ended(third).unwrap_err();
     assert_eq!(err.message(), "enough", "{err:?}");
     assert!(lane.close(PATIENCE).is_err());
