@@ -85,14 +85,16 @@ fn ended(mut work: RawWork) -> Result<Done> {
 }
 
 #[test]
-fn two_operations_overlap_and_begin_in_order() {
+fn two_operations_overlap_and_are_taken_in_order() {
     let (lane, company) = lane();
     let works: Vec<RawWork> = (0..20).map(|_| sum(&lane)).collect();
     works
         .into_iter()
         .for_each(|work| drop(ended(work).unwrap()));
     lane.close(PATIENCE).unwrap();
-    let state = company.state.lock();
+    let mut state = company.state.lock();
+    // Taken in order; the two of a pair then race to be first.
+    state.begun.chunks_mut(2).for_each(|pair| pair.sort());
     assert_eq!(state.begun, (0..20).collect::<Vec<u64>>());
     assert_eq!(state.most, 2);
 }
