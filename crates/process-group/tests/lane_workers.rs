@@ -12,7 +12,7 @@ use phalanx_pg::{
 /// Long enough that only a hang reaches it.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Operations that need company: each ends when another one has begun beside it.
+/// Operations that need company: each ends when the other of its pair has begun.
 #[derive(Default)]
 struct Company {
     state: Mutex<State>,
@@ -22,10 +22,10 @@ struct Company {
 #[derive(Default)]
 struct State {
     begun: Vec<u64>,
-    running: usize,
+    running: Vec<u64>,
     most: usize,
-    /// How many ran when a barrier began.
-    beside_barriers: Vec<usize>,
+    /// How many of those before it ran when a barrier began.
+    before_barriers: Vec<usize>,
     interrupted: bool,
 }
 
@@ -35,21 +35,21 @@ impl Engine for Company {
         let mut state = self.state.lock();
         state.begun.push(turn.seq);
         if turn.kind == CallKind::Barrier {
-            let beside = state.running;
-            state.beside_barriers.push(beside);
+            let before = state.running.iter().filter(|&&seq| seq < turn.seq);
+            let before = before.count();
+            state.before_barriers.push(before);
             return Ok(Done::default());
         }
-        state.running += 1;
-        state.most = state.most.max(state.running);
+        state.running.push(turn.seq);
+        state.most = state.most.max(state.running.len());
         self.changed.notify_all();
-        // The others of its pair.
-        let pair = turn.seq / 2 * 2 + 1;
-        while !state.begun.contains(&pair) && !state.interrupted {
+        let other_of_pair = turn.seq ^ 1;
+        while !state.begun.contains(&other_of_pair) && !state.interrupted {
             if self.changed.wait_until(&mut state, end).timed_out() {
                 return Err(Error::new(ErrorKind::Timeout, "nobody came"));
             }
         }
-        state.running -= 1;
+        state.running.retain(|&seq| seq != turn.seq);
         match state.interrupted {
             true => Err(Error::new(ErrorKind::Aborted, "interrupted")),
             false => Ok(Done::default()),
@@ -113,7 +113,7 @@ fn a_barrier_begins_when_all_before_it_have_ended() {
     works
         .into_iter()
         .for_each(|work| drop(ended(work).unwrap()));
-    assert_eq!(company.state.lock().beside_barriers, [0; 10]);
+    assert_eq!(company.state.lock().before_barriers, [0; 10]);
     lane.close(PATIENCE).unwrap();
 }
 
