@@ -114,22 +114,6 @@ fn emu_groups_that_meet_late_are_split_without_their_communicator() {
 }
 
 #[test]
-fn emu_a_split_that_a_rank_does_not_join_is_a_timeout_and_breaks_the_group() {
-    Emulator::new().world(2).run(|rank| {
-        let group = connect_with(rank, &eager(), "world", Duration::from_millis(500));
-        if rank.rank() == 0 {
-            let err = group.split(&[0, 1], "both").unwrap_err();
-            assert_eq!(err.kind(), ErrorKind::Timeout, "{err}");
-            assert!(err.to_string().contains("split"), "{err}");
-            let err = group.allreduce(upload(&*group, &[1i64]), ReduceOp::Sum);
-            assert_eq!(err.unwrap_err().kind(), ErrorKind::Broken);
-            rank.store().set("seen", b"").unwrap();
-        }
-        rank.store().get("seen").unwrap();
-    });
-}
-
-#[test]
 fn emu_many_ranks_share_the_work_of_handing_out_ids() {
     Emulator::new().world(4).run(|rank| {
         let mut options = Options::default();

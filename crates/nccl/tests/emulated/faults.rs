@@ -111,6 +111,32 @@ fn emu_a_call_that_does_not_come_back_is_ended_by_the_abort() {
 }
 
 #[test]
+fn emu_a_split_that_a_rank_does_not_join_is_a_timeout_and_breaks_the_group() {
+    repeated(|world| {
+        world.run(|rank| {
+            let mut options = Options::default();
+            options.eager = true;
+            let group = connect_with(rank, &options, "world", LIMIT);
+            if rank.rank() == 0 {
+                let err = group.split(&[0, 1], "both").expect_err("nobody else does");
+                assert_eq!(err.kind(), ErrorKind::Timeout, "{err}");
+                assert!(err.to_string().contains("split"), "{err}");
+                rank.store().set("tried", b"").unwrap();
+            }
+            rank.store().get("tried").unwrap();
+            // Rank 1 may also learn it from the library, in which its sum meets the split.
+            let err = sum(&*group, PATIENCE).expect_err("the group is broken");
+            let told = err.kind() == ErrorKind::Broken;
+            assert!(told || rank.rank() == 1, "{err}");
+            let later = sum(&*group, PATIENCE).expect_err("it stays so");
+            assert_eq!(later.kind(), ErrorKind::Broken, "{later}");
+            drop(group);
+            goes_on(rank);
+        });
+    });
+}
+
+#[test]
 fn emu_an_error_ends_the_process_if_that_is_asked_for() {
     let world = Emulator::new();
     let world = world.world(2).env("EMU_NCCL_FAULT", "1:1:hang");
