@@ -50,6 +50,7 @@ impl Engine for Company {
             }
         }
         state.running -= 1;
+        self.changed.notify_all();
         match state.interrupted {
             true => Err(Error::new(ErrorKind::Aborted, "interrupted")),
             false => Ok(Done::default()),
@@ -119,10 +120,10 @@ fn a_barrier_begins_when_all_before_it_have_ended() {
 fn a_failure_ends_all_that_run() {
     let (lane, company) = lane();
     let works = [sum(&lane), sum(&lane), sum(&lane)];
-    // The third waits for a fourth.
+    // The third waits for a fourth, and the first two are over.
     let end = Instant::now() + PATIENCE;
     let mut state = company.state.lock();
-    while !state.begun.contains(&2) {
+    while !state.begun.contains(&2) || state.running > 1 {
         assert!(!company.changed.wait_until(&mut state, end).timed_out());
     }
     drop(state);
