@@ -84,6 +84,8 @@ struct State {
     held: Option<Instant>,
     /// What broke the group, as far as this rank was told.
     cause: Option<Error>,
+    /// The group is broken.
+    interrupted: bool,
     /// The end needs no words any more.
     quiet: bool,
 }
@@ -130,6 +132,7 @@ impl Member {
                 said_past: false,
                 held: None,
                 cause: None,
+                interrupted: false,
                 quiet: false,
             }),
             changed: Condvar::new(),
@@ -261,19 +264,24 @@ impl Member {
         }
     }
 
-    /// Why gloo failed in collective `seq`: what the other ranks say counts more than its words.
+    /// Why gloo failed in collective `seq`: what the other ranks say, or another operation here,
+    /// counts more than its words.
     fn explain(&self, err: Error, seq: u64) -> Error {
+        let interrupted = || Error::new(ErrorKind::Aborted, "interrupted");
         if self.broken().is_some() {
-            return Error::new(ErrorKind::Aborted, "interrupted");
+            return interrupted();
         }
-        if !matches!(err.kind(), ErrorKind::PeerLost | ErrorKind::Backend)
-            || self.domain.service.is_none()
-        {
-            return err;
+        match err.kind() {
+            ErrorKind::PeerLost if self.domain.service.is_some() => {}
+            ErrorKind::Backend => {}
+            _ => return err,
         }
         let end = Instant::now() + NEWS;
         let mut state = self.state.lock();
         loop {
+            if state.interrupted {
+                return interrupted();
+            }
             let told = state.cause.clone().or_else(|| state.leaver(seq));
             if let Some(told) = told {
                 state.quiet |= state.cause.is_none();
@@ -472,7 +480,8 @@ impl Engine for Member {
     }
 
     fn interrupt(&self, cause: &Error) {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        state.interrupted = true;
         let (quiet, running) = (state.quiet, !state.running.is_empty());
         drop(state);
         if !quiet {
