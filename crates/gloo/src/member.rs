@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use phalanx_pg::{
-    Call, CallKind, CallOptions, Done, Engine, Error, ErrorKind, Lane, Notice, Place, RawWork,
-    Result, Tally, Turn, Word, completion,
+    Call, CallOptions, Done, Engine, Error, ErrorKind, Lane, Notice, Place, RawWork, Result, Turn,
+    Word,
 };
 use phalanx_store::{Deadline, Store};
 use sha2::{Digest, Sha256};
@@ -136,7 +136,7 @@ impl Member {
                 quiet: false,
             }),
             changed: Condvar::new(),
-            messages: Messages::default(),
+            messages: Messages::new(Place::of_group(&seat.name, seat.rank)),
         });
         Ok(member)
     }
@@ -206,21 +206,16 @@ impl Member {
     ) -> Result<RawWork> {
         let timeout = options.timeout.unwrap_or(self.timeout);
         let deadline = Instant::now() + timeout.min(Duration::from_secs(1 << 30));
-        let (calls, batch) = match call {
-            Call::Batch(calls) => (calls, true),
-            call => (vec![call], false),
-        };
-        let admitted = self.messages.admit(calls.len());
-        admitted.map_err(|err| err.at(self.place.clone()))?;
-        let (completer, work) = completion();
-        let parts = Tally::parts(completer, calls.len(), batch);
-        for (call, part) in calls.into_iter().zip(parts) {
+        let admit = |calls: &[Call]| self.messages.admit(calls.len());
+        let (calls, work) = self.messages.issued().issue(call, admit)?;
+        for (call, part) in calls {
             let (wanted, peer, tag) = match call {
                 Call::Send { data, peer, tag } => (Wanted::Send(data), Some(peer), tag),
                 Call::Recv { buf, peer, tag } => (Wanted::Recv(buf), peer, tag),
                 other => {
                     let what = format!("{} is no point-to-point call", other.kind());
-                    return Err(Error::invalid(what).at(self.place.clone()));
+                    part.end(Err(Error::invalid(what)));
+                    continue;
                 }
             };
             let route = Route {
@@ -233,29 +228,12 @@ impl Member {
         Ok(work)
     }
 
-    /// The error that a failed message ends with; it breaks the group.
-    pub(crate) fn explain_message(
-        &self,
-        err: Error,
-        sends: bool,
-        peer: Option<usize>,
-        elapsed: Duration,
-    ) -> Error {
-        let mut place = self.place.clone();
-        place.call = Some(if sends {
-            CallKind::Send
-        } else {
-            CallKind::Recv
-        });
-        place.elapsed = Some(elapsed);
+    /// The error that a failed message ends with, which happened at `place`; it breaks the group.
+    pub(crate) fn explain_message(&self, err: Error, place: Place) -> Error {
         if let Some(cause) = self.broken() {
             return Error::because(&cause).at(place);
         }
         let err = self.explain(err, u64::MAX).at(place.clone());
-        let err = match peer {
-            Some(peer) => err.from_peer(peer),
-            None => err,
-        };
         self.fail(err.clone());
         match self.broken() {
             // Somebody was faster.

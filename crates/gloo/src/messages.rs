@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use phalanx_pg::{Buffer, Done, Error, ErrorKind, Frozen, MAX_OUTSTANDING, Part, Result};
+use phalanx_pg::{
+    Buffer, Done, Error, ErrorKind, Frozen, MAX_OUTSTANDING, Part, Place, PointToPoint, Result,
+};
 
 use crate::context::{Context, Message};
 use crate::error::GlooError;
@@ -39,6 +41,8 @@ struct Posted {
     memory: Memory,
     /// The caller's side; gone for a send that took a copy.
     part: Option<Part>,
+    /// Where its error happens, but for the time.
+    place: Place,
     deadline: Instant,
     since: Instant,
 }
@@ -54,8 +58,9 @@ enum Memory {
 }
 
 /// The point-to-point side of a member.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Messages {
+    issued: PointToPoint,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -85,6 +90,20 @@ pub(crate) struct Route {
 }
 
 impl Messages {
+    /// Of the rank and group in `place`.
+    pub(crate) fn new(place: Place) -> Self {
+        Self {
+            issued: PointToPoint::new(place),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Their numbers.
+    pub(crate) fn issued(&self) -> &PointToPoint {
+        &self.issued
+    }
+
     /// Refuses before anything is posted.
     pub(crate) fn admit(&self, calls: usize) -> Result<()> {
         let state = self.state.lock();
@@ -107,7 +126,8 @@ impl Messages {
         // Posting is in the order of the calls.
         let mut state = self.state.lock();
         let eager = matches!(&wanted, Wanted::Send(data) if data.byte_len() <= EAGER);
-        let posted = match post(member.context(), member.rank(), wanted, route) {
+        let place = part.place();
+        let posted = match post(member.context(), member.rank(), wanted, route, place) {
             _ if state.aborted => Err(Error::new(ErrorKind::Aborted, "interrupted")),
             Ok(posted) => Ok(posted),
             Err(err) => Err(err.into_error()),
@@ -116,7 +136,7 @@ impl Messages {
             Ok(posted) => posted,
             Err(err) => {
                 drop(state);
-                let err = member.explain_message(err, queue.sends, route.peer, Duration::ZERO);
+                let err = member.explain_message(err, part.place());
                 return part.end(Err(err));
             }
         };
@@ -177,9 +197,11 @@ impl Messages {
                 Ok(None) => Err(Error::new(ErrorKind::Aborted, "interrupted")),
                 Err(err) => Err(self.late(err, queue)),
             };
-            let elapsed = posted.since.elapsed();
-            let result =
-                result.map_err(|err| member.explain_message(err, queue.sends, queue.peer, elapsed));
+            let result = result.map_err(|err| {
+                let mut place = posted.place.clone();
+                place.elapsed = Some(posted.since.elapsed());
+                member.explain_message(err, place)
+            });
             self.end(posted, result);
         }
     }
@@ -267,6 +289,7 @@ fn post(
     rank: usize,
     wanted: Wanted,
     route: Route,
+    place: Place,
 ) -> std::result::Result<Posted, GlooError> {
     let slot = u64::from(route.tag);
     let now = Instant::now();
@@ -309,6 +332,7 @@ fn post(
         message: Arc::new(message),
         memory,
         part: None,
+        place,
         deadline,
         since: now,
     })

@@ -118,6 +118,7 @@ impl Member {
         let control = comm.duplicate()?;
         let size = comm.size();
         Ok(Arc::new(Self {
+            messages: Messages::new(Place::of_group(name, comm.rank())),
             place: Place::of_group(name, comm.rank()),
             members,
             timeout,
@@ -133,7 +134,6 @@ impl Member {
                 said: Vec::new(),
             }),
             broken: AtomicBool::new(false),
-            messages: Messages::default(),
         }))
     }
 

@@ -9,7 +9,7 @@ use nccl_sys::Nccl;
 use parking_lot::{Condvar, Mutex};
 use phalanx_pg::{
     Buffer, Call, CallKind, CallOptions, DType, Error, ErrorKind, MAX_OUTSTANDING, Place,
-    RawStream, RawWork, Result,
+    PointToPoint, RawStream, RawWork, Result,
 };
 
 use crate::board::Board;
@@ -38,6 +38,7 @@ pub(crate) struct Core {
     /// What barriers reduce.
     token: OnceLock<Buffer>,
     pub(crate) collectives: Arc<Channel>,
+    messages: PointToPoint,
     /// For messages.
     lines: Mutex<BTreeMap<Line, Arc<Channel>>>,
     /// The first cause.
@@ -83,6 +84,7 @@ impl Core {
             timeout,
         } = seat;
         Ok(Arc::new(Self {
+            messages: PointToPoint::new(place.clone()),
             place,
             rank,
             size,
@@ -114,6 +116,10 @@ impl Core {
 
     pub(crate) fn sequence(&self) -> u64 {
         *self.order.lock()
+    }
+
+    pub(crate) fn p2p_sequence(&self) -> u64 {
+        self.messages.sequence()
     }
 
     /// Number of collectives that have ended here.
@@ -230,13 +236,14 @@ impl Core {
     }
 
     pub(crate) fn submit(self: &Arc<Self>, call: Call, options: &CallOptions) -> Result<RawWork> {
+        if call.is_point_to_point() {
+            let refused = self.messages.refused(&call);
+            let submitted = self.submit_messages(call, options);
+            return submitted.map_err(|err| err.at(refused));
+        }
         let mut place = self.place.clone();
         place.call = Some(call.kind());
-        place.peer = call.root_or_peer().filter(|_| call.is_point_to_point());
-        let submitted = match call.is_point_to_point() {
-            true => self.submit_messages(call, options, place.clone()),
-            false => self.submit_collective(call, options, place.clone()),
-        };
+        let submitted = self.submit_collective(call, options, place.clone());
         submitted.map_err(|err| err.at(place))
     }
 
@@ -271,12 +278,7 @@ impl Core {
         Ok(op.work())
     }
 
-    fn submit_messages(
-        self: &Arc<Self>,
-        call: Call,
-        options: &CallOptions,
-        place: Place,
-    ) -> Result<RawWork> {
+    fn submit_messages(self: &Arc<Self>, call: Call, options: &CallOptions) -> Result<RawWork> {
         self.check_usable()?;
         let (ready, streams) = self.mark_streams(&call)?;
         let single = std::slice::from_ref(&call);
@@ -298,7 +300,8 @@ impl Core {
             .try_for_each(|channel| self.check_room(channel))?;
         let timeout = options.timeout.unwrap_or(self.timeout);
         let parts = by_line.len();
-        let op = Op::new(call, parts, place, timeout, &self.device, streams);
+        let place = self.messages.number(&call);
+        let op = Op::new(call, parts, place.clone(), timeout, &self.device, streams);
         for (part, (channel, steps)) in channels.iter().zip(by_line.into_values()).enumerate() {
             let job = Job {
                 op: Arc::clone(&op),
@@ -306,7 +309,8 @@ impl Core {
                 ready: Arc::clone(&ready),
                 steps,
             };
-            self.push(channel, job)?;
+            let pushed = self.push(channel, job);
+            pushed.map_err(|err| err.at(place.clone()))?;
         }
         Ok(op.work())
     }

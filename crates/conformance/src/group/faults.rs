@@ -88,6 +88,7 @@ fn timeout(bench: &Bench) -> Outcome {
         Some(bench.rank()),
         "{err} names the own rank"
     );
+    assert!(err.place().elapsed.is_some(), "{err} says how long it took");
     Ok(())
 }
 
@@ -136,18 +137,38 @@ fn recv_timeout(bench: &Bench) -> Outcome {
         std::thread::sleep(Duration::from_millis(1200));
         return Ok(());
     }
+    let group = &bench.group;
+    let number = group.p2p_sequence();
+    let patient = group.recv(Buffer::zeroed(DType::I32, 1), 1, bench.tag(76));
+    let patient = patient.expect("accepted");
     let options = CallOptions::default().with_timeout(Duration::from_millis(200));
     let room = Buffer::zeroed(DType::I32, 1);
-    let err = bench
-        .group
-        .with(options)
-        .recv(room, 1, bench.tag(77))
-        .expect("accepted")
-        .wait();
-    let err = err.expect_err("nobody sends");
-    assert_eq!(err.kind(), ErrorKind::Timeout, "{err:?}");
-    assert_eq!(err.peer(), Some(1), "{err} names the peer");
+    let late = group.with(options).recv(room, 1, bench.tag(77));
+    let late = late.expect("accepted").wait().expect_err("nobody sends");
+    assert_eq!(late.kind(), ErrorKind::Timeout, "{late:?}");
+    names_message(bench, &late, CallKind::Recv, number + 1);
+    let broken = patient.wait().expect_err("the group is broken");
+    names_message(bench, &broken, CallKind::Recv, number);
+    if let Some(cause) = broken.cause() {
+        assert_eq!(cause.place().seq, Some(number + 1), "{broken}");
+    }
+    assert_eq!(group.p2p_sequence(), number + 2, "each takes a number");
+    let data = Buffer::zeroed(DType::I32, 1).freeze();
+    let refused = group.send(data, 1, bench.tag(78)).map(drop);
+    let refused = refused.expect_err("the group is broken");
+    assert_eq!(refused.place().call, Some(CallKind::Send), "{refused}");
+    assert_eq!(refused.place().seq, Some(number + 2), "{refused}");
     Ok(())
+}
+
+/// That the error of a message between this rank and rank 1 says which one it was.
+fn names_message(bench: &Bench, err: &Error, call: CallKind, number: u64) {
+    let place = err.place();
+    assert_eq!(place.rank, Some(bench.rank()), "{err} names the own rank");
+    assert_eq!(err.peer(), Some(1), "{err} names the peer");
+    assert_eq!(place.call, Some(call), "{err} names the operation");
+    assert_eq!(place.seq, Some(number), "{err} names the sequence number");
+    assert!(place.elapsed.is_some(), "{err} says how long it took");
 }
 
 fn closed(bench: &Bench) -> Outcome {
@@ -333,12 +354,14 @@ pub fn wake_by_abort(group: &Arc<dyn ProcessGroup>, store: &dyn Store) {
         group.abort("something else");
     }
     let ends = [
-        sum.wait().map(drop),
-        message.wait().map(drop),
-        anybody.wait().map(drop),
+        (0, sum.wait().map(drop)),
+        (0, message.wait().map(drop)),
+        (1, anybody.wait().map(drop)),
     ];
-    for end in ends {
+    for (number, end) in ends {
         let err = end.expect_err("rank 0 aborts");
+        assert_eq!(err.place().seq, Some(number), "{err} says which it was");
+        assert!(err.place().elapsed.is_some(), "{err} says how long it took");
         assert_eq!(err.kind(), ErrorKind::Aborted, "{err:?}");
         assert!(err.to_string().contains("no more of this"), "{err}");
     }
