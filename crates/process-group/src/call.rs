@@ -358,13 +358,14 @@ impl Call {
         })
     }
 
+    /// Whether the arguments make sense whatever the group: nothing else can be wrong with the most
+    /// frequent call.
+    #[inline]
+    pub(crate) fn is_valid_anywhere(&self) -> bool {
+        matches!(self, Self::AllReduce { buf, op } if op.is_defined_for(buf.dtype()))
+    }
+
     fn check(&self, rank: usize, size: usize) -> Result<(), String> {
-        if let Self::AllReduce { buf, op } = self
-            && op.is_defined_for(buf.dtype())
-        {
-            // Nothing else can be wrong with the most frequent call.
-            return Ok(());
-        }
         if let Some(peer) = self.root_or_peer()
             && peer >= size
         {

@@ -167,6 +167,7 @@ impl ReduceOp {
     ];
 
     /// Whether the operator has a meaning for elements of this type.
+    #[inline]
     pub fn is_defined_for(self, dtype: DType) -> bool {
         match self {
             Self::Sum | Self::Product => true,

@@ -54,10 +54,11 @@ pub(crate) const FIRST_RESERVED_TAG: u32 = 1 << 31;
 pub trait ProcessGroupExt: ProcessGroup {
     /// Checks a call against the arguments' rules and the backend's capabilities, then submits it.
     fn call(&self, call: Call, options: &CallOptions) -> Result<RawWork> {
-        let checked = call
-            .validate(self.rank(), self.size())
-            .and_then(|()| self.capabilities().check(&call));
-        match checked {
+        let valid = match call.is_valid_anywhere() {
+            true => Ok(()),
+            false => call.validate(self.rank(), self.size()),
+        };
+        match valid.and_then(|()| self.capabilities().check(&call)) {
             Ok(()) => self.submit(call, options),
             Err(err) => Err(err.at(refused(self, &call))),
         }

@@ -230,14 +230,16 @@ impl Capabilities {
         {
             return refuse(format!("the backend has no {}", op.name()));
         }
-        if let Some(dtype) = call.dtype()
-            && !self.dtypes.contains(dtype)
-        {
-            return refuse(format!("the backend does not know {dtype}"));
+        let Some(memory) = call.input().or(call.output()) else {
+            return Ok(());
+        };
+        if !self.dtypes.contains(memory.dtype()) {
+            return refuse(format!("the backend does not know {}", memory.dtype()));
         }
-        if let (Some(op), Some(dtype)) = (call.op(), call.dtype())
-            && !self.reduces(dtype, op)
+        if let Some(op) = call.op()
+            && !self.reduces(memory.dtype(), op)
         {
+            let dtype = memory.dtype();
             return refuse(format!("the backend has no {} of {dtype}", op.name()));
         }
         if let Call::Send { tag, .. } | Call::Recv { tag, .. } = call
@@ -246,9 +248,9 @@ impl Capabilities {
         {
             return refuse("the backend has no tags; messages match by order, use tag 0".into());
         }
-        match call.device() {
-            Some(Device::Cpu) if !self.cpu => refuse("the backend has no host memory".into()),
-            Some(Device::Cuda(_)) if !self.cuda => refuse("the backend has no CUDA memory".into()),
+        match memory.device() {
+            Device::Cpu if !self.cpu => refuse("the backend has no host memory".into()),
+            Device::Cuda(_) if !self.cuda => refuse("the backend has no CUDA memory".into()),
             _ => Ok(()),
         }
     }

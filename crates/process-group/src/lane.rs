@@ -31,12 +31,12 @@ pub trait Engine: Send + Sync {
     /// it. In issue order, under the lane's lock, so without blocking.
     fn announce(&self, _call: &Call, _seq: u64) {}
 
-    /// As [`announce`](Engine::announce), for a call that the caller waits for and that nothing is
-    /// before: tries to finish it within microseconds, and gives it back, announced, if that does
-    /// not work. What fails does not work.
-    fn quick(&self, call: Call, seq: u64) -> Result<Done, Call> {
-        self.announce(&call, seq);
-        Err(call)
+    /// As [`announce`](Engine::announce), for an all-reduce that the caller waits for and that
+    /// nothing is before: tries to finish it within microseconds, in place. If that does not work,
+    /// it is announced and will run. What fails does not work.
+    fn quick(&self, call: &Call, seq: u64) -> bool {
+        self.announce(call, seq);
+        false
     }
 
     /// Whether the result of an operation that ran may be handed out.
@@ -193,10 +193,13 @@ impl Lane {
         queue.next_seq += 1;
         let timeout = options.timeout.unwrap_or(shared.timeout);
         if options.mode == Mode::Blocking && queue.busy == 0 && queue.jobs.is_empty() {
-            let call = match shared.engine.quick(call, seq) {
-                Ok(done) => return Ok(RawWork::quick(done)),
-                Err(call) => call,
-            };
+            if kind != CallKind::AllReduce {
+                shared.engine.announce(&call, seq);
+            } else if shared.engine.quick(&call, seq)
+                && let Call::AllReduce { buf, .. } = call
+            {
+                return Ok(RawWork::quick(buf));
+            }
             queue.busy = 1;
             drop(queue);
             let mut times = Times::now();

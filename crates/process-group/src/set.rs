@@ -26,18 +26,21 @@ pub trait Member: Copy {
 }
 
 impl Member for CallKind {
+    #[inline]
     fn position(self) -> u32 {
         self as u32
     }
 }
 
 impl Member for DType {
+    #[inline]
     fn position(self) -> u32 {
         self as u32
     }
 }
 
 impl Member for ReduceOp {
+    #[inline]
     fn position(self) -> u32 {
         match self {
             Self::Sum => 0,

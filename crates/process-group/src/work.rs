@@ -22,6 +22,7 @@ pub struct Done {
 }
 
 impl From<Buffer> for Done {
+    #[inline]
     fn from(buffer: Buffer) -> Self {
         Self {
             buffer: Some(buffer),
@@ -152,16 +153,20 @@ impl fmt::Debug for WorkStatus {
 pub struct RawWork(Inner);
 
 enum Inner {
-    /// Ended well, faster than a look at the clock.
-    Quick(Option<Done>),
-    Ready {
-        result: Option<Result<Done>>,
-        /// Stays when the result has been handed out.
-        failed: Option<Error>,
-        times: Times,
-    },
+    /// Ended well, faster than a look at the clock, and worked in place. Others are behind a
+    /// pointer, so that this one is small: it is moved several times in its short life.
+    Quick(Option<Buffer>),
+    Ready(Box<Ready>),
     Host(Handle),
     Custom(Box<dyn Pending>),
+}
+
+/// An operation that ended inside `submit`.
+struct Ready {
+    result: Option<Result<Done>>,
+    /// Stays when the result has been handed out.
+    failed: Option<Error>,
+    times: Times,
 }
 
 /// The waiting end of a [`Cell`]: once it is gone nobody can ask for the result.
@@ -322,18 +327,18 @@ impl RawWork {
             done: Some(times.done.unwrap_or_else(Instant::now)),
             ..times
         };
-        Self(Inner::Ready {
+        Self(Inner::Ready(Box::new(Ready {
             failed: result.as_ref().err().cloned(),
             result: Some(result),
             times,
-        })
+        })))
     }
 
-    /// As [`ready`](RawWork::ready), for an operation that took so little that its times are those
-    /// of whoever asks for them.
+    /// As [`ready`](RawWork::ready), for an operation in place that took so little that its times
+    /// are those of whoever asks for them.
     #[inline]
-    pub fn quick(done: Done) -> Self {
-        Self(Inner::Quick(Some(done)))
+    pub fn quick(buffer: Buffer) -> Self {
+        Self(Inner::Quick(Some(buffer)))
     }
 
     /// An operation of a backend that is not completed by a host thread.
@@ -344,7 +349,7 @@ impl RawWork {
     /// Whether the host may use the result now.
     pub fn is_done(&self) -> bool {
         match &self.0 {
-            Inner::Quick(_) | Inner::Ready { .. } => true,
+            Inner::Quick(_) | Inner::Ready(_) => true,
             Inner::Host(Handle(cell)) => cell.lock.lock().times.done.is_some(),
             Inner::Custom(pending) => pending.is_done(),
         }
@@ -362,9 +367,9 @@ impl RawWork {
                 };
                 Watched::Ready(State::Succeeded, times)
             }
-            Inner::Ready { failed, times, .. } => {
-                let state = failed.clone().map_or(State::Succeeded, State::Failed);
-                Watched::Ready(state, times.clone())
+            Inner::Ready(ready) => {
+                let state = ready.failed.clone().map_or(State::Succeeded, State::Failed);
+                Watched::Ready(state, ready.times.clone())
             }
             Inner::Host(Handle(cell)) => Watched::Host(Arc::clone(cell)),
             Inner::Custom(pending) => return pending.status(),
@@ -375,7 +380,7 @@ impl RawWork {
     #[inline]
     pub fn wait(mut self) -> Result<Done> {
         match &mut self.0 {
-            Inner::Quick(done) => Ok(done.take().expect("result taken twice")),
+            Inner::Quick(buffer) => Ok(buffer.take().expect("result taken twice").into()),
             Inner::Custom(pending) => pending.order(),
             _ => self.block(Duration::MAX).expect("a host operation ends"),
         }
@@ -386,8 +391,8 @@ impl RawWork {
     /// After a result has been handed out, further calls panic.
     pub fn block(&mut self, limit: Duration) -> Option<Result<Done>> {
         match &mut self.0 {
-            Inner::Quick(done) => Some(Ok(done.take().expect("result taken twice"))),
-            Inner::Ready { result, .. } => Some(result.take().expect("result taken twice")),
+            Inner::Quick(buffer) => Some(Ok(buffer.take().expect("result taken twice").into())),
+            Inner::Ready(ready) => Some(ready.result.take().expect("result taken twice")),
             Inner::Host(Handle(cell)) => cell.block(limit),
             Inner::Custom(pending) => pending.block(limit),
         }
@@ -397,7 +402,7 @@ impl RawWork {
     /// [`Pending`] of their own.
     pub fn wake_by(&mut self, waker: &Waker) {
         match &mut self.0 {
-            Inner::Quick(_) | Inner::Ready { .. } => {}
+            Inner::Quick(_) | Inner::Ready(_) => {}
             Inner::Host(Handle(cell)) => {
                 let mut progress = cell.lock.lock();
                 if progress.times.done.is_none() {

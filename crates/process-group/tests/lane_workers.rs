@@ -12,7 +12,7 @@ use phalanx_pg::{
 /// Long enough that only a hang reaches it.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Operations that need company: each ends when another one has begun beside it.
+/// Operations that need company: each ends when the other of its pair has begun.
 #[derive(Default)]
 struct Company {
     state: Mutex<State>,
@@ -22,10 +22,10 @@ struct Company {
 #[derive(Default)]
 struct State {
     begun: Vec<u64>,
-    running: usize,
+    running: Vec<u64>,
     most: usize,
-    /// How many ran when a barrier began.
-    beside_barriers: Vec<usize>,
+    /// How many of those before it ran when a barrier began.
+    before_barriers: Vec<usize>,
     interrupted: bool,
 }
 
@@ -35,22 +35,21 @@ impl Engine for Company {
         let mut state = self.state.lock();
         state.begun.push(turn.seq);
         if turn.kind == CallKind::Barrier {
-            let beside = state.running;
-            state.beside_barriers.push(beside);
+            let before = state.running.iter().filter(|&&seq| seq < turn.seq);
+            let before = before.count();
+            state.before_barriers.push(before);
             return Ok(Done::default());
         }
-        state.running += 1;
-        state.most = state.most.max(state.running);
+        state.running.push(turn.seq);
+        state.most = state.most.max(state.running.len());
         self.changed.notify_all();
-        // The others of its pair.
-        let pair = turn.seq / 2 * 2 + 1;
-        while !state.begun.contains(&pair) && !state.interrupted {
+        let other_of_pair = turn.seq ^ 1;
+        while !state.begun.contains(&other_of_pair) && !state.interrupted {
             if self.changed.wait_until(&mut state, end).timed_out() {
                 return Err(Error::new(ErrorKind::Timeout, "nobody came"));
             }
         }
-        state.running -= 1;
-        self.changed.notify_all();
+        state.running.retain(|&seq| seq != turn.seq);
         match state.interrupted {
             true => Err(Error::new(ErrorKind::Aborted, "interrupted")),
             false => Ok(Done::default()),
@@ -86,14 +85,16 @@ fn ended(mut work: RawWork) -> Result<Done> {
 }
 
 #[test]
-fn two_operations_overlap_and_begin_in_order() {
+fn two_operations_overlap_and_are_taken_in_order() {
     let (lane, company) = lane();
     let works: Vec<RawWork> = (0..20).map(|_| sum(&lane)).collect();
     works
         .into_iter()
         .for_each(|work| drop(ended(work).unwrap()));
     lane.close(PATIENCE).unwrap();
-    let state = company.state.lock();
+    let mut state = company.state.lock();
+    // Taken in order; the two of a pair then race to be first.
+    state.begun.chunks_mut(2).for_each(|pair| pair.sort());
     assert_eq!(state.begun, (0..20).collect::<Vec<u64>>());
     assert_eq!(state.most, 2);
 }
@@ -112,25 +113,24 @@ fn a_barrier_begins_when_all_before_it_have_ended() {
     works
         .into_iter()
         .for_each(|work| drop(ended(work).unwrap()));
-    assert_eq!(company.state.lock().beside_barriers, [0; 10]);
+    assert_eq!(company.state.lock().before_barriers, [0; 10]);
     lane.close(PATIENCE).unwrap();
 }
 
 #[test]
 fn a_failure_ends_all_that_run() {
     let (lane, company) = lane();
-    let works = [sum(&lane), sum(&lane), sum(&lane)];
-    // The third waits for a fourth, and the first two are over.
+    let [first, second, third] = [sum(&lane), sum(&lane), sum(&lane)];
+    ended(first).unwrap();
+    ended(second).unwrap();
+    // The third waits for a fourth.
     let end = Instant::now() + PATIENCE;
     let mut state = company.state.lock();
-    while !state.begun.contains(&2) || state.running > 1 {
+    while !state.begun.contains(&2) {
         assert!(!company.changed.wait_until(&mut state, end).timed_out());
     }
     drop(state);
     lane.fail(Error::new(ErrorKind::Aborted, "enough"));
-    let [first, second, third] = works;
-    ended(first).unwrap();
-    ended(second).unwrap();
     let err = ended(third).unwrap_err();
     assert_eq!(err.message(), "enough", "{err:?}");
     assert!(lane.close(PATIENCE).is_err());

@@ -177,6 +177,7 @@ mod models {
         asleep: Futex,
         bells: [Futex; 2],
         news: [Modelled; 2],
+        done: [Modelled; 2],
         abort: Modelled,
     }
 
@@ -185,6 +186,7 @@ mod models {
             asleep: Futex::new(),
             bells: [Futex::new(), Futex::new()],
             news: [Modelled::new(0), Modelled::new(0)],
+            done: [Modelled::new(0), Modelled::new(0)],
             abort: Modelled::new(0),
         })
     }
@@ -231,6 +233,30 @@ mod models {
             });
             pair.publish(0, 1);
             pair.wait(0, || pair.news[1].load(Ordering::Acquire) == 1);
+            thread.join().unwrap();
+        });
+    }
+
+    /// Ranks with one slot each say without ringing that they are done with an operation
+    /// (`Local::quick`): who sleeps until a slot is free hears of it with the next announcement.
+    #[test]
+    fn being_done_is_heard_with_the_next_announcement() {
+        let run = |pair: &Pair, own: usize| {
+            let peer = 1 - own;
+            for op in 1..=2 {
+                pair.wait(own, || pair.done[peer].load(Ordering::Acquire) >= op - 1);
+                pair.publish(own, op);
+                pair.wait(own, || pair.news[peer].load(Ordering::Acquire) >= op);
+                pair.done[own].store(op, Ordering::Release);
+            }
+        };
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(2);
+        model.check(move || {
+            let pair = pair();
+            let other = Arc::clone(&pair);
+            let thread = loom::thread::spawn(move || run(&other, 1));
+            run(&pair, 0);
             thread.join().unwrap();
         });
     }

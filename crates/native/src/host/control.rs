@@ -19,8 +19,7 @@
 //! ```
 //!
 //! Every word is written by its rank only, except the bells, `asleep`, `abort` and a dead rank's
-//! `presence`. Numbers count
-//! from the group's beginning and wrap.
+//! `presence`. Numbers count from the group's beginning and wrap.
 //!
 //! | slot of operation k | who may write | who may read |
 //! |---|---|---|

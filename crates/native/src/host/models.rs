@@ -162,9 +162,9 @@ mod slots {
     }
 }
 
-/// The staging ring of a reduction (`Reduction::in_chunks`, `take_out`, `await_free_chunk`): ranks
-/// put chunks into their rings, each reduces its slice of both and writes it to both, then they
-/// take the results out, one chunk behind.
+/// The staging ring of a reduction (`Chunks::put_out`, `reduce`, `take_back`,
+/// `Local::await_free_chunk`): ranks put the other's slice of a chunk into their rings, each reduces
+/// its slice in the other's ring, then they take the results back, one chunk behind.
 mod ring {
     use super::*;
 
@@ -172,8 +172,8 @@ mod ring {
     const CHUNKS: u32 = 3;
 
     struct Area {
-        /// A chunk has a slice for each rank.
-        ring: [[Cell; 2]; RING],
+        /// The slice that the other one reduces.
+        ring: [Cell; RING],
         staged: AtomicU32,
         worked: AtomicU32,
     }
@@ -181,14 +181,13 @@ mod ring {
     struct Shared {
         areas: [Area; 2],
         with: Orderings,
-        /// Whether results are taken out only when the peer has worked on them.
+        /// Whether results are taken back only when the peer has worked on them.
         waits: bool,
     }
 
     fn shared(with: Orderings, waits: bool) -> Shared {
-        let chunk = || [Cell::new(), Cell::new()];
         let area = || Area {
-            ring: [chunk(), chunk()],
+            ring: [Cell::new(), Cell::new()],
             staged: AtomicU32::new(0),
             worked: AtomicU32::new(0),
         };
@@ -202,35 +201,30 @@ mod ring {
     fn rank(shared: &Shared, me: usize) {
         let (own, peer) = (&shared.areas[me], &shared.areas[1 - me]);
         let Orderings { publish, see } = shared.with;
-        let take_out = |chunk: u32| {
+        let take_back = |chunk: u32| {
             until(|| !shared.waits || reached(peer.worked.load(see), chunk + 1));
-            for slice in &own.ring[chunk as usize % RING] {
-                assert_eq!(slice.get(), 2 * chunk + 1, "the sum of both");
-            }
+            let slice = &own.ring[chunk as usize % RING];
+            assert_eq!(slice.get(), 2 * chunk + 1, "the sum of both");
         };
         let (mut staged, mut taken) = (0, 0);
         for chunk in 0..CHUNKS {
             while staged < CHUNKS.min(taken + RING as u32) {
                 let needed = staged.wrapping_sub(RING as u32 - 1);
                 until(|| reached(peer.worked.load(see), needed));
-                for slice in &own.ring[staged as usize % RING] {
-                    slice.set(staged + me as u32);
-                }
+                own.ring[staged as usize % RING].set(staged + me as u32);
                 own.staged.store(staged + 1, publish);
                 staged += 1;
             }
             until(|| reached(peer.staged.load(see), chunk + 1));
-            let at = chunk as usize % RING;
-            let sum = own.ring[at][me].get() + peer.ring[at][me].get();
-            own.ring[at][me].set(sum);
-            peer.ring[at][me].set(sum);
+            let slice = &peer.ring[chunk as usize % RING];
+            slice.set(chunk + me as u32 + slice.get());
             own.worked.store(chunk + 1, publish);
             if chunk > 0 {
-                take_out(chunk - 1);
+                take_back(chunk - 1);
                 taken = chunk;
             }
         }
-        take_out(CHUNKS - 1);
+        take_back(CHUNKS - 1);
     }
 
     #[test]
@@ -240,7 +234,7 @@ mod ring {
 
     #[test]
     #[should_panic(expected = "Causality violation")]
-    fn taking_out_what_is_being_worked_on_is_found() {
+    fn taking_back_what_is_being_worked_on_is_found() {
         explore(|| both(shared(REAL, false), rank));
     }
 

@@ -1,10 +1,10 @@
-//! Calls in which each rank reduces a slice of everybody's memory, in place.
+//! Calls in which each rank reduces a slice of everybody's memory.
 //!
 //! | input | how |
 //! |---|---|
 //! | small | it is with the descriptors: everybody reduces everything |
 //! | shared on all ranks | everybody reduces its slice of all buffers and writes the result to all |
-//! | otherwise | the same, chunk by chunk; who has private memory copies chunks in and out |
+//! | otherwise | the same, chunk by chunk; who has private memory copies what others reduce out and back |
 //!
 //! The order of the ranks in the sum is the same in all three, so the bits are.
 
@@ -51,7 +51,7 @@ impl Local {
         let places = |place| move |descriptor: &Descriptor| descriptor.place() == Some(place);
         if all.iter().all(places(Place::Shared)) {
             self.keep(current, None);
-            reduction.own_slice(&inputs, 0, buf.len());
+            reduction.own_slice(buf.len(), |rank| shared(&inputs[rank]).cast_mut());
         } else {
             if all[self.me()].place() == Some(Place::Shared) {
                 self.keep(current, None);
@@ -86,122 +86,193 @@ impl Reduction<'_> {
         self.root.is_none_or(|root| root == rank)
     }
 
-    /// The own slice of `len` elements at the given addresses, into everybody's memory.
-    fn own_slice(&self, inputs: &[Input], from: usize, len: usize) {
-        let (me, ranks) = (self.local.me(), self.local.ranks());
-        let start = slice_start(len, me, ranks);
-        let end = slice_start(len, me + 1, ranks);
-        let offset = (from + start) * self.buf.dtype().size();
-        let sources = self.pointers(inputs, offset);
-        let takers = sources
-            .iter()
-            .enumerate()
-            .filter(|(rank, _)| self.takes(*rank));
-        let to: PerRank<*mut u8> = takers.map(|(_, source)| source.ptr.cast_mut()).collect();
+    /// The own slice of the `len` elements that each rank has at the given address, into the
+    /// memory of all who take it.
+    fn own_slice(&self, len: usize, address: impl Fn(usize) -> *mut u8) {
+        let (start, end) = self.slice(self.local.me(), len);
+        let offset = start * self.buf.dtype().size();
+        let mut sources: PerRank<Source> = PerRank::new();
+        let mut to: PerRank<*mut u8> = PerRank::new();
+        for (rank, descriptor) in self.all.iter().enumerate() {
+            let ptr = address(rank).wrapping_add(offset);
+            sources.push(Source {
+                ptr,
+                factor: descriptor.factor,
+            });
+            if self.takes(rank) {
+                to.push(ptr);
+            }
+        }
         self.reduce(&sources, &to, end - start);
     }
 
-    fn pointers(&self, inputs: &[Input], offset: usize) -> PerRank<Source> {
-        let source = |(input, descriptor): (&Input, &Descriptor)| match input {
-            Input::At(ptr) => Source {
-                ptr: ptr.wrapping_add(offset),
-                factor: descriptor.factor,
-            },
-            _ => unreachable!("asked for where all is"),
-        };
-        inputs.iter().zip(self.all).map(source).collect()
+    /// Where the slice of a rank of `len` elements starts and ends.
+    fn slice(&self, rank: usize, len: usize) -> (usize, usize) {
+        let ranks = self.local.ranks();
+        (
+            slice_start(len, rank, ranks),
+            slice_start(len, rank + 1, ranks),
+        )
     }
 
     fn reduce(&self, sources: &[Source], to: &[*mut u8], len: usize) {
         let (local, dtype) = (self.local, self.buf.dtype());
         let size = local.seat.size;
         // SAFETY: the addresses are of buffers and chunks that their ranks have announced for
-        // this operation and leave alone until all have done their parts, or of the slots' inputs
-        // and the own buffer; each is valid for the elements named, since lengths agree. Slices
+        // this operation and leave alone until all have done their parts, or of the own
+        // buffer; each is valid for the elements named, since lengths agree. Slices
         // of different ranks do not overlap.
         unsafe { kernels::reduce(local.seat.kernels, self.op, dtype, sources, to, len, size) }
     }
 
-    /// Chunk by chunk: put own elements in, reduce a slice, take results out.
+    /// Chunk by chunk: put out what others reduce, reduce a slice, take the others' back.
     fn in_chunks(&self, inputs: &[Input]) -> Result<()> {
-        let (local, size) = (self.local, self.buf.dtype().size());
-        let me = local.me();
-        let private = matches!(inputs[me], Input::Staged);
-        let per_chunk = local.control.chunk() / size;
-        let chunks = self.buf.len().div_ceil(per_chunk) as u32;
-        let base = local.rounds.load(Ordering::Acquire);
-        if private {
-            local.reserve_ring()?;
-        } else {
-            local.publish(Counter::Staged, base.wrapping_add(chunks));
-        }
-        let elements = |chunk: u32| {
-            let start = chunk as usize * per_chunk;
-            (start, per_chunk.min(self.buf.len() - start))
+        let local = self.local;
+        let chunks = Chunks {
+            reduction: self,
+            inputs,
+            base: local.rounds.load(Ordering::Acquire),
+            per_chunk: local.control.chunk() / self.buf.dtype().size(),
         };
-        let mut staged = 0;
-        let mut taken = 0;
-        for chunk in 0..chunks {
-            while private && staged < chunks.min(taken + RING as u32) {
-                let number = base.wrapping_add(staged);
-                local.await_free_chunk(self.current, number)?;
-                let (start, len) = elements(staged);
-                let from = self.buf.as_ptr().as_ptr().wrapping_add(start * size);
-                local.copy(from, local.control.stage(me, number), len * size);
-                local.publish(Counter::Staged, number.wrapping_add(1));
+        let count = self.buf.len().div_ceil(chunks.per_chunk) as u32;
+        let end = chunks.base.wrapping_add(count);
+        match chunks.is_private(local.me()) {
+            true => local.reserve_ring()?,
+            false => local.publish(Counter::Staged, end),
+        }
+        chunks.run(count)?;
+        local.rounds.store(end, Ordering::Release);
+        Ok(())
+    }
+}
+
+/// A reduction through the staging rings.
+///
+/// A chunk is cut into slices, one for each rank. Who has private memory puts the others' slices
+/// into its ring, where they reduce them in place. Its own slice it reduces in its own memory:
+/// nobody else needs it. Whoever writes to a line of a ring has read it before, which matters:
+/// lines that one rank only writes and another only reads cost several times as much to hand over.
+struct Chunks<'a> {
+    reduction: &'a Reduction<'a>,
+    inputs: &'a [Input],
+    /// The number of the first chunk.
+    base: u32,
+    /// Elements.
+    per_chunk: usize,
+}
+
+impl Chunks<'_> {
+    fn run(&self, count: u32) -> Result<()> {
+        let private = self.is_private(self.reduction.local.me());
+        let (mut staged, mut taken) = (0, 0);
+        for chunk in 0..count {
+            while private && staged < count.min(taken + RING as u32) {
+                self.put_out(staged)?;
                 staged += 1;
             }
-            let number = base.wrapping_add(chunk);
-            for rank in local.peers() {
-                local.await_counter(self.current, rank, Counter::Staged, number.wrapping_add(1))?;
-            }
-            let (start, len) = elements(chunk);
-            let here: PerRank<Input> = inputs
-                .iter()
-                .enumerate()
-                .map(|(rank, input)| match input {
-                    Input::At(ptr) => Input::At(ptr.wrapping_add(start * size)),
-                    _ => Input::At(local.control.stage(rank, number)),
-                })
-                .collect();
-            self.own_slice(&here, 0, len);
-            local.publish(Counter::Worked, number.wrapping_add(1));
+            self.reduce(chunk)?;
             // One behind, so that peers have time for theirs.
-            if chunk > 0 {
-                self.take_out(base, chunk - 1, private, elements(chunk - 1))?;
+            if private && chunk > 0 {
+                self.take_back(chunk - 1)?;
                 taken = chunk;
             }
         }
-        if chunks > 0 {
-            self.take_out(base, chunks - 1, private, elements(chunks - 1))?;
+        match private && count > 0 {
+            true => self.take_back(count - 1),
+            false => Ok(()),
         }
-        local
-            .rounds
-            .store(base.wrapping_add(chunks), Ordering::Release);
+    }
+
+    fn is_private(&self, rank: usize) -> bool {
+        matches!(self.inputs[rank], Input::Staged)
+    }
+
+    fn number(&self, chunk: u32) -> u32 {
+        self.base.wrapping_add(chunk)
+    }
+
+    /// Where a chunk begins, and how many elements it has.
+    fn elements(&self, chunk: u32) -> (usize, usize) {
+        let start = chunk as usize * self.per_chunk;
+        (start, self.per_chunk.min(self.reduction.buf.len() - start))
+    }
+
+    /// Where a chunk of the own buffer is.
+    fn own(&self, chunk: u32) -> *mut u8 {
+        let buf = self.reduction.buf;
+        let offset = self.elements(chunk).0 * buf.dtype().size();
+        buf.as_ptr().as_ptr().wrapping_add(offset)
+    }
+
+    /// Where this rank finds a chunk of `rank`.
+    fn chunk_of(&self, rank: usize, chunk: u32) -> *mut u8 {
+        let local = self.reduction.local;
+        match &self.inputs[rank] {
+            _ if rank == local.me() => self.own(chunk),
+            Input::Staged => local.control.stage(rank, self.number(chunk)),
+            at => {
+                let offset = self.elements(chunk).0 * self.reduction.buf.dtype().size();
+                shared(at).wrapping_add(offset).cast_mut()
+            }
+        }
+    }
+
+    /// Copies the others' slices of a chunk.
+    fn copy_others(&self, chunk: u32, from: *const u8, to: *mut u8) {
+        let (reduction, local) = (self.reduction, self.reduction.local);
+        let (_, len) = self.elements(chunk);
+        let (start, end) = reduction.slice(local.me(), len);
+        let size = reduction.buf.dtype().size();
+        for (start, end) in [(0, start), (end, len)] {
+            let (at, bytes) = (start * size, (end - start) * size);
+            local.copy(from.wrapping_add(at), to.wrapping_add(at), bytes);
+        }
+    }
+
+    /// Puts what others reduce of a chunk into the own ring.
+    fn put_out(&self, chunk: u32) -> Result<()> {
+        let (reduction, local) = (self.reduction, self.reduction.local);
+        let number = self.number(chunk);
+        local.await_free_chunk(reduction.current, number)?;
+        let to = local.control.stage(local.me(), number);
+        self.copy_others(chunk, self.own(chunk), to);
+        local.publish(Counter::Staged, number.wrapping_add(1));
         Ok(())
     }
 
-    /// Waits until a chunk is reduced, and copies it out of the own ring.
-    fn take_out(
-        &self,
-        base: u32,
-        chunk: u32,
-        private: bool,
-        (start, len): (usize, usize),
-    ) -> Result<()> {
-        let (local, size) = (self.local, self.buf.dtype().size());
-        if !private {
-            return Ok(());
-        }
-        let number = base.wrapping_add(chunk);
+    /// Reduces the own slice of a chunk, once everybody has put it out.
+    fn reduce(&self, chunk: u32) -> Result<()> {
+        let (reduction, local) = (self.reduction, self.reduction.local);
+        let there = self.number(chunk + 1);
         for rank in local.peers() {
-            local.await_counter(self.current, rank, Counter::Worked, number.wrapping_add(1))?;
+            local.await_counter(reduction.current, rank, Counter::Staged, there)?;
         }
-        if self.takes(local.me()) {
-            let to = self.buf.as_ptr().as_ptr().wrapping_add(start * size);
-            local.copy(local.control.stage(local.me(), number), to, len * size);
+        let len = self.elements(chunk).1;
+        reduction.own_slice(len, |rank| self.chunk_of(rank, chunk));
+        local.publish(Counter::Worked, there);
+        Ok(())
+    }
+
+    /// Takes what others reduced of a chunk out of the own ring, once they have.
+    fn take_back(&self, chunk: u32) -> Result<()> {
+        let (reduction, local) = (self.reduction, self.reduction.local);
+        let number = self.number(chunk);
+        for rank in local.peers() {
+            let there = number.wrapping_add(1);
+            local.await_counter(reduction.current, rank, Counter::Worked, there)?;
+        }
+        if reduction.takes(local.me()) {
+            let from = local.control.stage(local.me(), number);
+            self.copy_others(chunk, from, self.own(chunk));
         }
         Ok(())
+    }
+}
+
+fn shared(input: &Input) -> *const u8 {
+    match input {
+        Input::At(ptr) => *ptr,
+        _ => unreachable!("asked for where it is shared"),
     }
 }
 

@@ -349,7 +349,7 @@ impl Engine for Member {
         self.local.announce(call, seq);
     }
 
-    fn quick(&self, call: Call, seq: u64) -> Result<Done, Call> {
+    fn quick(&self, call: &Call, seq: u64) -> bool {
         self.local.quick(call, seq)
     }
 

@@ -25,50 +25,65 @@ impl Local {
     }
 
     /// Tries to run a small all-reduce without anything that a longer wait needs: no account, no
-    /// clock. Gives the call back, announced, if a peer is not there at once.
-    pub(crate) fn quick(&self, call: Call, seq: u64) -> Result<Done, Call> {
-        let small = |buf: &Buffer| buf.byte_len() <= SMALL_REDUCTION && !self.spans_hosts();
-        let (buf, reduce) = match call {
-            Call::AllReduce { buf, op } if small(&buf) => (buf, op),
-            call => {
-                self.announce(&call, seq);
-                return Err(call);
-            }
+    /// clock. Announces the call and says no if a peer is not there soon.
+    ///
+    /// Where peers have come before, they are woken when it is over, if they sleep: until then
+    /// nothing depends on it, and the fence that comes before costs less when the line of the slot
+    /// has arrived.
+    pub(crate) fn quick(&self, call: &Call, seq: u64) -> bool {
+        let Call::AllReduce { buf, op: reduce } = call else {
+            self.announce(call, seq);
+            return false;
         };
         let mut books = self.books.lock();
         let op = books.next_op();
-        let call = Call::AllReduce { buf, op: reduce };
-        if books.posted != op || !self.slot_is_free(&mut books, op) {
+        let small = buf.byte_len() <= SMALL_REDUCTION && !self.spans_hosts();
+        if !small || books.posted != op || !self.slot_is_free(&mut books, op) {
             drop(books);
-            self.announce(&call, seq);
-            return Err(call);
+            self.announce(call, seq);
+            return false;
         }
         books.skip();
-        self.post(&mut books, &call, seq, op, 1);
+        let descriptor = Descriptor::new(call, Place::Inline, 1);
+        self.show(
+            &mut books,
+            &descriptor,
+            op,
+            Some((buf, CallKind::AllReduce)),
+        );
         drop(books);
-        if let Call::AllReduce { buf, .. } = &call
-            && self.all_announced_soon(op)
-            && let Some(sources) = self.inline_sources(op, buf.byte_len())
-        {
-            self.reduce_inline(buf, reduce, &sources);
-            self.publish(Counter::Done, op.wrapping_add(1));
-            let Call::AllReduce { buf, .. } = call else {
-                unreachable!("it is the call from above")
-            };
-            return Ok(buf.into());
+        let all_are_there = self.peers().all(|rank| self.has_announced(rank, op));
+        if !all_are_there {
+            self.control.ring(self.me());
         }
-        self.books.lock().open_at(seq, op);
-        Err(call)
+        let sources = match all_are_there || self.all_announced_soon(op) {
+            true => self.inline_sources(op, buf.byte_len()),
+            false => None,
+        };
+        if let Some(sources) = &sources {
+            self.reduce_inline(buf, *reduce, sources);
+            // Nobody is woken for this: who waits for it wants to announce an operation that
+            // cannot end before this rank announces it too, and that wakes everybody.
+            self.control
+                .counter(self.me(), Counter::Done)
+                .store(op.wrapping_add(1), Ordering::Release);
+        } else {
+            self.books.lock().open_at(seq, op);
+        }
+        if all_are_there {
+            self.control.ring(self.me());
+        }
+        sources.is_some()
     }
 
-    /// Whether everybody has announced an operation, or does within the time of a few pauses.
+    fn has_announced(&self, rank: usize, op: u32) -> bool {
+        self.control.slot(rank, op).load(Ordering::Acquire) == op.wrapping_add(1)
+    }
+
+    /// Whether everybody has announced an operation, or does within microseconds.
     pub(super) fn all_announced_soon(&self, op: u32) -> bool {
-        let announced = op.wrapping_add(1);
-        self.peers().all(|rank| {
-            let slot = self.control.slot(rank, op);
-            self.patience
-                .soon(|| slot.load(Ordering::Acquire) == announced)
-        })
+        let mut peers = self.peers();
+        peers.all(|rank| self.patience.quickly(|| self.has_announced(rank, op)))
     }
 
     pub(super) fn slot_is_free(&self, books: &mut Books, op: u32) -> bool {
@@ -105,18 +120,35 @@ impl Local {
                 &explicit_counts(send_counts, descriptor.len as usize, self.seat.size),
             );
         }
-        if let (Place::Inline, Some(input)) = (place, input) {
-            let to = self.inline_input(self.me(), op, call.kind(), input.byte_len());
+        let inline = input.filter(|_| place == Place::Inline);
+        self.show(
+            books,
+            &descriptor,
+            op,
+            inline.map(|input| (input, call.kind())),
+        );
+        self.control.ring(self.me());
+    }
+
+    /// Writes a descriptor, and the input that travels with it. Who sleeps is not woken.
+    fn show(
+        &self,
+        books: &mut Books,
+        descriptor: &Descriptor,
+        op: u32,
+        inline: Option<(&Buffer, CallKind)>,
+    ) {
+        if let Some((input, kind)) = inline {
+            let to = self.inline_input(self.me(), op, kind, input.byte_len());
             // SAFETY: the room holds what `place` lets in, is this rank's, and nobody reads it
             // until the slot's word is set.
             unsafe { to.copy_from_nonoverlapping(input.as_ptr().as_ptr(), input.byte_len()) }
         }
-        self.control.describe(self.me(), op, &descriptor);
+        self.control.describe(self.me(), op, descriptor);
         books.posted = op.wrapping_add(1);
         self.control
             .slot(self.me(), op)
             .store(books.posted, Ordering::Release);
-        self.control.ring(self.me());
     }
 
     /// The memory of this rank that others on this host work on.
