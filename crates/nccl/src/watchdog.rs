@@ -87,7 +87,7 @@ impl Watchdog {
             match finding {
                 None => {}
                 Some(Finding::Late(op)) => {
-                    let err = late(&op, channel.line).at(op.place.clone());
+                    let err = late(&op, channel.line).at(op.place_now());
                     core.fail(err, true);
                 }
                 Some(Finding::Failed(err)) => core.fail(err, true),
