@@ -164,7 +164,7 @@ impl ProcessGroup for GlooGroup {
             return self.lane.submit(call, options);
         }
         let usable = self.lane.check_usable();
-        usable.map_err(|err| err.at(self.member.messages().issued().refused(&call)))?;
+        usable.map_err(|err| err.at(self.member.issued().refused(&call)))?;
         self.member.point_to_point(call, options)
     }
 
@@ -218,7 +218,7 @@ impl ProcessGroup for GlooGroup {
     }
 
     fn p2p_sequence(&self) -> u64 {
-        self.member.messages().issued().sequence()
+        self.member.issued().sequence()
     }
 }
 

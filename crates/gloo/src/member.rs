@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use phalanx_pg::{
-    Call, CallOptions, Done, Engine, Error, ErrorKind, Lane, Notice, Place, RawWork, Result, Turn,
-    Word,
+    Call, CallOptions, Done, Engine, Error, ErrorKind, Lane, Notice, Place, PointToPoint, RawWork,
+    Result, Turn, Word,
 };
 use phalanx_store::{Deadline, Store};
 use sha2::{Digest, Sha256};
@@ -65,6 +65,7 @@ pub(crate) struct Member {
     lane: OnceLock<Weak<Lane>>,
     state: Mutex<State>,
     changed: Condvar,
+    issued: PointToPoint,
     messages: Messages,
 }
 
@@ -136,7 +137,8 @@ impl Member {
                 quiet: false,
             }),
             changed: Condvar::new(),
-            messages: Messages::new(Place::of_group(&seat.name, seat.rank)),
+            issued: PointToPoint::new(Place::of_group(&seat.name, seat.rank)),
+            messages: Messages::default(),
         });
         Ok(member)
     }
@@ -185,6 +187,11 @@ impl Member {
         &self.messages
     }
 
+    /// The numbers of sends and receives.
+    pub(crate) fn issued(&self) -> &PointToPoint {
+        &self.issued
+    }
+
     /// What broke the group, if it is broken.
     pub(crate) fn broken(&self) -> Option<Error> {
         let lane = self.lane.get().and_then(Weak::upgrade);
@@ -207,7 +214,7 @@ impl Member {
         let timeout = options.timeout.unwrap_or(self.timeout);
         let deadline = Instant::now() + timeout.min(Duration::from_secs(1 << 30));
         let admit = |calls: &[Call]| self.messages.admit(calls.len());
-        let (calls, work) = self.messages.issued().issue(call, admit)?;
+        let (calls, work) = self.issued.issue(call, admit)?;
         for (call, part) in calls {
             let (wanted, peer, tag) = match call {
                 Call::Send { data, peer, tag } => (Wanted::Send(data), Some(peer), tag),

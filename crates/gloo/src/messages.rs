@@ -9,9 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use phalanx_pg::{
-    Buffer, Done, Error, ErrorKind, Frozen, MAX_OUTSTANDING, Part, Place, PointToPoint, Result,
-};
+use phalanx_pg::{Buffer, Done, Error, ErrorKind, Frozen, MAX_OUTSTANDING, Part, Place, Result};
 
 use crate::context::{Context, Message};
 use crate::error::GlooError;
@@ -58,9 +56,8 @@ enum Memory {
 }
 
 /// The point-to-point side of a member.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Messages {
-    issued: PointToPoint,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -90,20 +87,6 @@ pub(crate) struct Route {
 }
 
 impl Messages {
-    /// Of the rank and group in `place`.
-    pub(crate) fn new(place: Place) -> Self {
-        Self {
-            issued: PointToPoint::new(place),
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        }
-    }
-
-    /// Their numbers.
-    pub(crate) fn issued(&self) -> &PointToPoint {
-        &self.issued
-    }
-
     /// Refuses before anything is posted.
     pub(crate) fn admit(&self, calls: usize) -> Result<()> {
         let state = self.state.lock();

@@ -107,7 +107,7 @@ impl ProcessGroup for MpiGroup {
             return self.lane.submit(call, options);
         }
         let usable = self.lane.check_usable();
-        usable.map_err(|err| err.at(self.member.messages().issued().refused(&call)))?;
+        usable.map_err(|err| err.at(self.member.issued().refused(&call)))?;
         self.member.point_to_point(call, options)
     }
 
@@ -141,7 +141,7 @@ impl ProcessGroup for MpiGroup {
     }
 
     fn p2p_sequence(&self) -> u64 {
-        self.member.messages().issued().sequence()
+        self.member.issued().sequence()
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use phalanx_pg::{
     Buffer, Call, CallKind, CallOptions, Done, Error, ErrorKind, Frozen, MAX_OUTSTANDING, Part,
-    Place, PointToPoint, RawWork, Result,
+    RawWork, Result,
 };
 
 use crate::comm::Comm;
@@ -25,8 +25,8 @@ const IDLE: Duration = Duration::from_millis(100);
 const RESERVED_TAGS: u32 = 256;
 
 /// The point-to-point side of a member.
+#[derive(Default)]
 pub(crate) struct Messages {
-    issued: PointToPoint,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -65,10 +65,7 @@ impl Member {
     ) -> Result<RawWork> {
         let timeout = options.timeout.unwrap_or(self.timeout());
         let deadline = Instant::now() + timeout.min(Duration::from_secs(1 << 30));
-        let (calls, work) = self
-            .messages()
-            .issued
-            .issue(call, |calls| self.admit(calls))?;
+        let (calls, work) = self.issued().issue(call, |calls| self.admit(calls))?;
         for (call, part) in calls {
             self.start_message(call, deadline, part);
         }
@@ -285,20 +282,6 @@ impl Started {
 }
 
 impl Messages {
-    /// Of the rank and group in `place`.
-    pub(crate) fn new(place: Place) -> Self {
-        Self {
-            issued: PointToPoint::new(place),
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        }
-    }
-
-    /// Their numbers.
-    pub(crate) fn issued(&self) -> &PointToPoint {
-        &self.issued
-    }
-
     /// There is news.
     pub(crate) fn wake(&self) {
         self.changed.notify_all();
