@@ -17,8 +17,8 @@ use std::time::Instant;
 
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{
-    AdamW, Conv2d, Conv2dConfig, Linear, Optimizer, ParamsAdamW, VarBuilder, VarMap, conv2d, linear,
-    loss,
+    AdamW, Conv2d, Conv2dConfig, Linear, Optimizer, ParamsAdamW, VarBuilder, VarMap, conv2d,
+    linear, loss,
 };
 use clap::Parser;
 use phalanx::candle::{Ddp, DdpConfig};
