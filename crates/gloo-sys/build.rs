@@ -10,7 +10,7 @@ const INCLUDE_VAR: &str = "GLOO_INCLUDE_DIR";
 const LIB_VAR: &str = "GLOO_LIB_DIR";
 /// What to link, separated by commas, if not `gloo`.
 const NAME_VAR: &str = "GLOO_LIB_NAME";
-/// The dialect of C++ that the headers need: newer ones want `c++20`.
+/// The dialect of C++, for headers that need another than `c++17`.
 const STD_VAR: &str = "GLOO_CXX_STD";
 
 const USUAL: [&str; 3] = [

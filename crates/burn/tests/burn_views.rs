@@ -60,6 +60,10 @@ impl ProcessGroup for Lender {
         self.inner.sequence()
     }
 
+    fn p2p_sequence(&self) -> u64 {
+        self.inner.p2p_sequence()
+    }
+
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
     }

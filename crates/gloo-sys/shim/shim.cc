@@ -58,6 +58,8 @@ void put(gs_error* error, int32_t code, const char* message) {
 // Gloo throws one class for timeouts and lost peers; only the text tells them apart.
 int32_t classify(const std::string& message) {
   auto has = [&](const char* text) { return message.find(text) != std::string::npos; };
+  // Another operation of this process was late, for which gloo closes what all of them need.
+  if (has("Application timeout")) return GS_IO;
   if (has("Timed out") || has("timed out") || has("timeout")) return GS_TIMEOUT;
   if (has("closed by peer") || has("Connection reset") || has("Broken pipe") ||
       has("Connection refused") || has("Socket closed"))

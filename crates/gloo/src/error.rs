@@ -59,7 +59,8 @@ mod tests {
                 c"[../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 300ms for recv operation to complete",
                 sys::TIMEOUT,
             ),
-            (c"Application timeout caused pair closure", sys::TIMEOUT),
+            // Of another operation.
+            (c"Application timeout caused pair closure", sys::IO),
             (
                 c"[../gloo/transport/tcp/pair.cc:589] Read error [127.0.0.1]:4711: Connection reset by peer",
                 sys::PEER_LOST,

@@ -163,13 +163,8 @@ impl ProcessGroup for GlooGroup {
         if !call.is_point_to_point() {
             return self.lane.submit(call, options);
         }
-        let kind = call.kind();
         let usable = self.lane.check_usable();
-        usable.map_err(|err| {
-            let mut place = self.member.place().clone();
-            place.call = Some(kind);
-            err.at(place)
-        })?;
+        usable.map_err(|err| err.at(self.member.issued().refused(&call)))?;
         self.member.point_to_point(call, options)
     }
 
@@ -182,26 +177,24 @@ impl ProcessGroup for GlooGroup {
                 Err(Error::unsupported(what))
             }
         };
-        let claimed = self
-            .splits
-            .claim(place, self.size(), (ranks, name), usable)?;
-        let Some(rank) = claimed else {
-            return Ok(None);
+        let join = |rank| {
+            let members = ranks.iter().map(|&rank| self.global_ranks()[rank]);
+            let members: Vec<usize> = members.collect();
+            let identity = group_identity(&self.identity, name, &members);
+            let seat = Seat {
+                name: format!("{}/{name}", self.name),
+                prefix: format!("phalanx/gloo{identity}"),
+                identity,
+                rank,
+                members,
+                timeout: self.timeout(),
+                limit: self.timeout().min(self.member.domain().store.timeout()),
+                parent: Some(&self.member),
+            };
+            Self::join(self.member.domain(), &seat)
         };
-        let members = ranks.iter().map(|&rank| self.global_ranks()[rank]);
-        let members: Vec<usize> = members.collect();
-        let identity = group_identity(&self.identity, name, &members);
-        let seat = Seat {
-            name: format!("{}/{name}", self.name),
-            prefix: format!("phalanx/gloo{identity}"),
-            identity,
-            rank,
-            members,
-            timeout: self.timeout(),
-            limit: self.timeout().min(self.member.domain().store.timeout()),
-            parent: Some(&self.member),
-        };
-        Self::join(self.member.domain(), &seat).map(Some)
+        let size = self.size();
+        self.splits.split(place, size, (ranks, name), usable, join)
     }
 
     fn abort(&self, reason: &str) {
@@ -222,6 +215,10 @@ impl ProcessGroup for GlooGroup {
 
     fn sequence(&self) -> u64 {
         self.lane.sequence()
+    }
+
+    fn p2p_sequence(&self) -> u64 {
+        self.member.issued().sequence()
     }
 }
 

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use phalanx_pg::{
-    Call, CallKind, CallOptions, Done, Engine, Error, ErrorKind, Lane, Notice, Place, RawWork,
-    Result, Tally, Turn, Word, completion,
+    Call, CallOptions, Done, Engine, Error, ErrorKind, Lane, Notice, Place, PointToPoint, RawWork,
+    Result, Turn, Word,
 };
 use phalanx_store::{Deadline, Store};
 use sha2::{Digest, Sha256};
@@ -65,6 +65,7 @@ pub(crate) struct Member {
     lane: OnceLock<Weak<Lane>>,
     state: Mutex<State>,
     changed: Condvar,
+    issued: PointToPoint,
     messages: Messages,
 }
 
@@ -84,6 +85,8 @@ struct State {
     held: Option<Instant>,
     /// What broke the group, as far as this rank was told.
     cause: Option<Error>,
+    /// The group is broken.
+    interrupted: bool,
     /// The end needs no words any more.
     quiet: bool,
 }
@@ -130,9 +133,11 @@ impl Member {
                 said_past: false,
                 held: None,
                 cause: None,
+                interrupted: false,
                 quiet: false,
             }),
             changed: Condvar::new(),
+            issued: PointToPoint::new(Place::of_group(&seat.name, seat.rank)),
             messages: Messages::default(),
         });
         Ok(member)
@@ -182,6 +187,11 @@ impl Member {
         &self.messages
     }
 
+    /// The numbers of sends and receives.
+    pub(crate) fn issued(&self) -> &PointToPoint {
+        &self.issued
+    }
+
     /// What broke the group, if it is broken.
     pub(crate) fn broken(&self) -> Option<Error> {
         let lane = self.lane.get().and_then(Weak::upgrade);
@@ -203,21 +213,16 @@ impl Member {
     ) -> Result<RawWork> {
         let timeout = options.timeout.unwrap_or(self.timeout);
         let deadline = Instant::now() + timeout.min(Duration::from_secs(1 << 30));
-        let (calls, batch) = match call {
-            Call::Batch(calls) => (calls, true),
-            call => (vec![call], false),
-        };
-        let admitted = self.messages.admit(calls.len());
-        admitted.map_err(|err| err.at(self.place.clone()))?;
-        let (completer, work) = completion();
-        let parts = Tally::parts(completer, calls.len(), batch);
-        for (call, part) in calls.into_iter().zip(parts) {
+        let admit = |calls: &[Call]| self.messages.admit(calls.len());
+        let (calls, work) = self.issued.issue(call, admit)?;
+        for (call, part) in calls {
             let (wanted, peer, tag) = match call {
                 Call::Send { data, peer, tag } => (Wanted::Send(data), Some(peer), tag),
                 Call::Recv { buf, peer, tag } => (Wanted::Recv(buf), peer, tag),
                 other => {
                     let what = format!("{} is no point-to-point call", other.kind());
-                    return Err(Error::invalid(what).at(self.place.clone()));
+                    part.end(Err(Error::invalid(what)));
+                    continue;
                 }
             };
             let route = Route {
@@ -230,29 +235,12 @@ impl Member {
         Ok(work)
     }
 
-    /// The error that a failed message ends with; it breaks the group.
-    pub(crate) fn explain_message(
-        &self,
-        err: Error,
-        sends: bool,
-        peer: Option<usize>,
-        elapsed: Duration,
-    ) -> Error {
-        let mut place = self.place.clone();
-        place.call = Some(if sends {
-            CallKind::Send
-        } else {
-            CallKind::Recv
-        });
-        place.elapsed = Some(elapsed);
+    /// The error that a failed message ends with, which happened at `place`; it breaks the group.
+    pub(crate) fn explain_message(&self, err: Error, place: Place) -> Error {
         if let Some(cause) = self.broken() {
             return Error::because(&cause).at(place);
         }
         let err = self.explain(err, u64::MAX).at(place.clone());
-        let err = match peer {
-            Some(peer) => err.from_peer(peer),
-            None => err,
-        };
         self.fail(err.clone());
         match self.broken() {
             // Somebody was faster.
@@ -261,19 +249,24 @@ impl Member {
         }
     }
 
-    /// Why gloo failed in collective `seq`: what the other ranks say counts more than its words.
+    /// Why gloo failed in collective `seq`: what the other ranks say, or another operation here,
+    /// counts more than its words.
     fn explain(&self, err: Error, seq: u64) -> Error {
+        let interrupted = || Error::new(ErrorKind::Aborted, "interrupted");
         if self.broken().is_some() {
-            return Error::new(ErrorKind::Aborted, "interrupted");
+            return interrupted();
         }
-        if !matches!(err.kind(), ErrorKind::PeerLost | ErrorKind::Backend)
-            || self.domain.service.is_none()
-        {
-            return err;
+        match err.kind() {
+            ErrorKind::PeerLost if self.domain.service.is_some() => {}
+            ErrorKind::Backend => {}
+            _ => return err,
         }
         let end = Instant::now() + NEWS;
         let mut state = self.state.lock();
         loop {
+            if state.interrupted {
+                return interrupted();
+            }
             let told = state.cause.clone().or_else(|| state.leaver(seq));
             if let Some(told) = told {
                 state.quiet |= state.cause.is_none();
@@ -472,7 +465,8 @@ impl Engine for Member {
     }
 
     fn interrupt(&self, cause: &Error) {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        state.interrupted = true;
         let (quiet, running) = (state.quiet, !state.running.is_empty());
         drop(state);
         if !quiet {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use phalanx_pg::{Buffer, Done, Error, ErrorKind, Frozen, MAX_OUTSTANDING, Part, Result};
+use phalanx_pg::{Buffer, Done, Error, ErrorKind, Frozen, MAX_OUTSTANDING, Part, Place, Result};
 
 use crate::context::{Context, Message};
 use crate::error::GlooError;
@@ -39,6 +39,8 @@ struct Posted {
     memory: Memory,
     /// The caller's side; gone for a send that took a copy.
     part: Option<Part>,
+    /// Where its error happens, but for the time.
+    place: Place,
     deadline: Instant,
     since: Instant,
 }
@@ -107,7 +109,8 @@ impl Messages {
         // Posting is in the order of the calls.
         let mut state = self.state.lock();
         let eager = matches!(&wanted, Wanted::Send(data) if data.byte_len() <= EAGER);
-        let posted = match post(member.context(), member.rank(), wanted, route) {
+        let place = part.place();
+        let posted = match post(member.context(), member.rank(), wanted, route, place) {
             _ if state.aborted => Err(Error::new(ErrorKind::Aborted, "interrupted")),
             Ok(posted) => Ok(posted),
             Err(err) => Err(err.into_error()),
@@ -116,7 +119,7 @@ impl Messages {
             Ok(posted) => posted,
             Err(err) => {
                 drop(state);
-                let err = member.explain_message(err, queue.sends, route.peer, Duration::ZERO);
+                let err = member.explain_message(err, part.place());
                 return part.end(Err(err));
             }
         };
@@ -177,9 +180,11 @@ impl Messages {
                 Ok(None) => Err(Error::new(ErrorKind::Aborted, "interrupted")),
                 Err(err) => Err(self.late(err, queue)),
             };
-            let elapsed = posted.since.elapsed();
-            let result =
-                result.map_err(|err| member.explain_message(err, queue.sends, queue.peer, elapsed));
+            let result = result.map_err(|err| {
+                let mut place = posted.place.clone();
+                place.elapsed = Some(posted.since.elapsed());
+                member.explain_message(err, place)
+            });
             self.end(posted, result);
         }
     }
@@ -267,6 +272,7 @@ fn post(
     rank: usize,
     wanted: Wanted,
     route: Route,
+    place: Place,
 ) -> std::result::Result<Posted, GlooError> {
     let slot = u64::from(route.tag);
     let now = Instant::now();
@@ -309,6 +315,7 @@ fn post(
         message: Arc::new(message),
         memory,
         part: None,
+        place,
         deadline,
         since: now,
     })

@@ -145,12 +145,15 @@ impl Comm {
         let (kind, operator) = (datatype_of(dtype)?, operator_for(op, dtype)?);
         for piece in bytes.chunks_mut(MAX_COUNT * dtype.size()) {
             let count = number(piece.len() / dtype.size());
+            // Not MPI_IN_PLACE: with it MPICH 4.0 crashes on a root other than rank 0.
+            let copy = (root == self.rank).then(|| piece.to_vec());
             let here = piece.as_mut_ptr().cast::<c_void>();
-            let (from, to) = match root == self.rank {
-                true => (in_place(), here),
-                false => (here.cast_const(), std::ptr::null_mut()),
+            let (from, to) = match &copy {
+                Some(copy) => (copy.as_ptr().cast(), here),
+                None => (here.cast_const(), std::ptr::null_mut()),
             };
-            // SAFETY: the memory is exclusively ours and has that many elements of the type.
+            // SAFETY: the memory is exclusively ours, as its copy is, and has that many elements of
+            // the type.
             check("MPI_Reduce", unsafe {
                 ffi::MPI_Reduce(from, to, count, kind, operator, number(root), self.raw)
             })?;

@@ -106,25 +106,20 @@ impl ProcessGroup for MpiGroup {
         if !call.is_point_to_point() {
             return self.lane.submit(call, options);
         }
-        let mut place = self.member.place().clone();
-        place.call = Some(call.kind());
-        self.lane.check_usable().map_err(|err| err.at(place))?;
+        let usable = self.lane.check_usable();
+        usable.map_err(|err| err.at(self.member.issued().refused(&call)))?;
         self.member.point_to_point(call, options)
     }
 
     fn split(&self, ranks: &[usize], name: &str) -> Result<Option<Arc<dyn ProcessGroup>>> {
         let place = self.member.place();
         let usable = || self.lane.check_usable();
-        let claimed = self
-            .splits
-            .claim(place, self.size(), (ranks, name), usable)?;
-        let Some(rank) = claimed else {
-            return Ok(None);
+        let join = |rank| {
+            let member = self.member.split(ranks, rank, name)?;
+            Ok(Self::of(format!("{}/{name}", self.name), member) as Arc<dyn ProcessGroup>)
         };
-        let member = self.member.split(ranks, rank, name);
-        let member = member.map_err(|err| err.during("split").at(place.clone()))?;
-        let group = Self::of(format!("{}/{name}", self.name), member);
-        Ok(Some(group))
+        let size = self.size();
+        self.splits.split(place, size, (ranks, name), usable, join)
     }
 
     fn abort(&self, reason: &str) {
@@ -143,6 +138,10 @@ impl ProcessGroup for MpiGroup {
 
     fn sequence(&self) -> u64 {
         self.lane.sequence()
+    }
+
+    fn p2p_sequence(&self) -> u64 {
+        self.member.issued().sequence()
     }
 }
 

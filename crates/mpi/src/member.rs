@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use phalanx_pg::{
-    Call, Done, Engine, Error, ErrorKind, Fingerprint, Lane, Notice, Place, Result, Turn, Word,
+    Call, Done, Engine, Error, ErrorKind, Fingerprint, Lane, Notice, Place, PointToPoint, Result,
+    Turn, Word,
 };
 
 use crate::collective::{Round, by_library, data_for_hello, is_by_library};
@@ -52,6 +53,7 @@ pub(crate) struct Member {
     lane: OnceLock<Weak<Lane>>,
     state: Mutex<State>,
     broken: AtomicBool,
+    issued: PointToPoint,
     messages: Messages,
 }
 
@@ -118,6 +120,8 @@ impl Member {
         let control = comm.duplicate()?;
         let size = comm.size();
         Ok(Arc::new(Self {
+            issued: PointToPoint::new(Place::of_group(name, comm.rank())),
+            messages: Messages::default(),
             place: Place::of_group(name, comm.rank()),
             members,
             timeout,
@@ -133,7 +137,6 @@ impl Member {
                 said: Vec::new(),
             }),
             broken: AtomicBool::new(false),
-            messages: Messages::default(),
         }))
     }
 
@@ -188,6 +191,11 @@ impl Member {
 
     pub(crate) fn messages(&self) -> &Messages {
         &self.messages
+    }
+
+    /// The numbers of sends and receives.
+    pub(crate) fn issued(&self) -> &PointToPoint {
+        &self.issued
     }
 
     pub(crate) fn broken(&self) -> Option<Error> {

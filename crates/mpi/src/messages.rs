@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use phalanx_pg::{
     Buffer, Call, CallKind, CallOptions, Done, Error, ErrorKind, Frozen, MAX_OUTSTANDING, Part,
-    RawWork, Result, Tally, completion,
+    RawWork, Result,
 };
 
 use crate::comm::Comm;
@@ -47,7 +47,6 @@ struct Started {
     kind: CallKind,
     peer: Option<usize>,
     tag: u32,
-    since: Instant,
     deadline: Instant,
 }
 
@@ -66,26 +65,25 @@ impl Member {
     ) -> Result<RawWork> {
         let timeout = options.timeout.unwrap_or(self.timeout());
         let deadline = Instant::now() + timeout.min(Duration::from_secs(1 << 30));
-        let (calls, batch) = match call {
-            Call::Batch(calls) => (calls, true),
-            call => (vec![call], false),
-        };
-        let messages = self.messages();
-        if messages.state.lock().outstanding + calls.len() > MAX_OUTSTANDING {
-            let full = format!("{MAX_OUTSTANDING} operations are outstanding, wait for some");
-            return Err(Error::new(ErrorKind::QueueFull, full).at(self.place().clone()));
+        let (calls, work) = self.issued().issue(call, |calls| self.admit(calls))?;
+        for (call, part) in calls {
+            self.start_message(call, deadline, part);
         }
-        for call in &calls {
+        Ok(work)
+    }
+
+    /// Refuses before anything is started.
+    fn admit(&self, calls: &[Call]) -> Result<()> {
+        if self.messages().state.lock().outstanding + calls.len() > MAX_OUTSTANDING {
+            let full = format!("{MAX_OUTSTANDING} operations are outstanding, wait for some");
+            return Err(Error::new(ErrorKind::QueueFull, full));
+        }
+        for call in calls {
             if let Call::Send { tag, .. } | Call::Recv { tag, .. } = call {
                 self.route(*tag)?;
             }
         }
-        let (completer, work) = completion();
-        let parts = Tally::parts(completer, calls.len(), batch);
-        for (call, part) in calls.into_iter().zip(parts) {
-            self.start_message(call, deadline, part)?;
-        }
-        Ok(work)
+        Ok(())
     }
 
     /// Where messages of a tag go, and under which tag of MPI's.
@@ -99,22 +97,25 @@ impl Member {
             }
             _ => {
                 let what = format!("MPI has no tag {tag} here, the largest is {largest}");
-                Err(Error::unsupported(what).at(self.place().clone()))
+                Err(Error::unsupported(what))
             }
         }
     }
 
-    fn start_message(self: &Arc<Self>, call: Call, deadline: Instant, part: Part) -> Result<()> {
+    fn start_message(self: &Arc<Self>, call: Call, deadline: Instant, part: Part) {
         let kind = call.kind();
         let (peer, tag, memory) = match call {
             Call::Send { data, peer, tag } => (Some(peer), tag, Memory::Sent(data)),
             Call::Recv { buf, peer, tag } => (peer, tag, Memory::Received(buf)),
             other => {
                 let what = format!("{} is no point-to-point call", other.kind());
-                return Err(Error::invalid(what).at(self.place().clone()));
+                return part.end(Err(Error::invalid(what)));
             }
         };
-        let (comm, mpi_tag) = self.route(tag)?;
+        let (comm, mpi_tag) = match self.route(tag) {
+            Ok(route) => route,
+            Err(err) => return part.end(Err(err)),
+        };
         let buffer: &Buffer = match &memory {
             Memory::Sent(data) => data,
             Memory::Received(buf) => buf,
@@ -134,22 +135,19 @@ impl Member {
                 (false, None) => flight.recv(comm, (bytes, len), Source::Anybody, mpi_tag),
             }
         };
-        let now = Instant::now();
         let mut started = Started {
             flight,
             part,
             kind,
             peer,
             tag,
-            since: now,
             deadline,
         };
         match begun.and_then(|()| started.flight.test()) {
-            Ok(true) => started.end(self),
+            Ok(true) => started.end(),
             Ok(false) => self.attend(started),
             Err(err) => started.fail(self, err),
         }
-        Ok(())
     }
 
     fn attend(self: &Arc<Self>, started: Started) {
@@ -211,7 +209,7 @@ impl Member {
         let mut open = Vec::with_capacity(mine.len());
         for mut started in mine {
             match (started.flight.test(), &broken) {
-                (Ok(true), _) => started.end(self),
+                (Ok(true), _) => started.end(),
                 (Err(err), _) => started.fail(self, err),
                 (Ok(false), Some(_)) => {
                     started.fail(self, Error::new(ErrorKind::Aborted, "interrupted"));
@@ -235,16 +233,8 @@ impl Member {
 }
 
 impl Started {
-    fn place(&self, member: &Member) -> phalanx_pg::Place {
-        let mut place = member.place().clone();
-        place.call = Some(self.kind);
-        place.elapsed = Some(self.since.elapsed());
-        place
-    }
-
     /// It is through.
-    fn end(self, member: &Member) {
-        let place = self.place(member);
+    fn end(self) {
         let arrived: Result<(usize, usize)> = match self.kind {
             CallKind::Send => Ok((0, 0)),
             _ => (0..self.flight.messages()).try_fold((0, 0), |(_, sum), message| {
@@ -264,22 +254,17 @@ impl Started {
                 Err(Error::new(ErrorKind::Mismatch, what).from_peer(from))
             }
         });
-        self.part.end(result.map_err(|err| err.at(place)));
+        self.part.end(result);
     }
 
     /// It has failed, and breaks the group.
     fn fail(self, member: &Member, err: Error) {
-        let place = self.place(member);
-        let err = match self.peer {
-            Some(peer) if member.broken().is_none() => err.from_peer(peer),
-            _ => err,
-        };
-        let err = err.at(place.clone());
+        let err = err.at(self.part.place());
         if err.kind() != ErrorKind::Aborted {
             member.fail(err.clone());
         }
         let err = match member.broken() {
-            Some(cause) if cause.message() != err.message() => Error::because(&cause).at(place),
+            Some(cause) if cause.message() != err.message() => Error::because(&cause),
             _ => err,
         };
         self.part.end(Err(err));

@@ -150,13 +150,8 @@ impl ProcessGroup for NativeGroup {
     fn submit(&self, call: Call, options: &CallOptions) -> Result<RawWork> {
         match call.is_point_to_point() {
             true => {
-                let kind = call.kind();
                 let usable = self.lane.check_usable();
-                usable.map_err(|err| {
-                    let mut place = self.member.place().clone();
-                    place.call = Some(kind);
-                    err.at(place)
-                })?;
+                usable.map_err(|err| err.at(self.member.messages().issued().refused(&call)))?;
                 self.member.point_to_point(call, options)
             }
             false => self.lane.submit(call, options),
@@ -172,25 +167,23 @@ impl ProcessGroup for NativeGroup {
                 None => Ok(()),
             }
         };
-        let claimed = self
-            .splits
-            .claim(place, self.size(), (ranks, name), usable)?;
-        let Some(rank) = claimed else {
-            return Ok(None);
+        let join = |rank| {
+            let members: Vec<usize> = ranks
+                .iter()
+                .map(|&rank| self.global_ranks()[rank])
+                .collect();
+            let seat = Seat {
+                name: format!("{}/{name}", self.name),
+                identity: group_identity(&self.identity, name, &members),
+                rank,
+                members,
+                timeout: self.timeout(),
+                parent: Some(&self.member),
+            };
+            Self::join(self.member.domain(), &seat)
         };
-        let members: Vec<usize> = ranks
-            .iter()
-            .map(|&rank| self.global_ranks()[rank])
-            .collect();
-        let seat = Seat {
-            name: format!("{}/{name}", self.name),
-            identity: group_identity(&self.identity, name, &members),
-            rank,
-            members,
-            timeout: self.timeout(),
-            parent: Some(&self.member),
-        };
-        Self::join(self.member.domain(), &seat).map(Some)
+        let size = self.size();
+        self.splits.split(place, size, (ranks, name), usable, join)
     }
 
     fn abort(&self, reason: &str) {
@@ -214,6 +207,10 @@ impl ProcessGroup for NativeGroup {
 
     fn sequence(&self) -> u64 {
         self.lane.sequence()
+    }
+
+    fn p2p_sequence(&self) -> u64 {
+        self.member.messages().issued().sequence()
     }
 }
 

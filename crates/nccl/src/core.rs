@@ -9,7 +9,7 @@ use nccl_sys::Nccl;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use phalanx_pg::{
     Buffer, Call, CallKind, CallOptions, DType, Error, ErrorKind, MAX_OUTSTANDING, Place,
-    RawStream, RawWork, Result,
+    PointToPoint, RawStream, RawWork, Result,
 };
 
 use crate::board::Board;
@@ -38,6 +38,7 @@ pub(crate) struct Core {
     /// What barriers reduce.
     token: OnceLock<Buffer>,
     pub(crate) collectives: Arc<Channel>,
+    messages: PointToPoint,
     /// For messages.
     lines: Mutex<BTreeMap<Line, Arc<Channel>>>,
     /// The first cause.
@@ -83,6 +84,7 @@ impl Core {
             timeout,
         } = seat;
         Ok(Arc::new(Self {
+            messages: PointToPoint::new(place.clone()),
             place,
             rank,
             size,
@@ -114,6 +116,10 @@ impl Core {
 
     pub(crate) fn sequence(&self) -> u64 {
         *self.order.lock()
+    }
+
+    pub(crate) fn p2p_sequence(&self) -> u64 {
+        self.messages.sequence()
     }
 
     /// Number of collectives that have ended here.
@@ -230,13 +236,14 @@ impl Core {
     }
 
     pub(crate) fn submit(self: &Arc<Self>, call: Call, options: &CallOptions) -> Result<RawWork> {
+        if call.is_point_to_point() {
+            let refused = self.messages.refused(&call);
+            let submitted = self.submit_messages(call, options);
+            return submitted.map_err(|err| err.at(refused));
+        }
         let mut place = self.place.clone();
         place.call = Some(call.kind());
-        place.peer = call.root_or_peer().filter(|_| call.is_point_to_point());
-        let submitted = match call.is_point_to_point() {
-            true => self.submit_messages(call, options, place.clone()),
-            false => self.submit_collective(call, options, place.clone()),
-        };
+        let submitted = self.submit_collective(call, options, place.clone());
         submitted.map_err(|err| err.at(place))
     }
 
@@ -271,12 +278,7 @@ impl Core {
         Ok(op.work())
     }
 
-    fn submit_messages(
-        self: &Arc<Self>,
-        call: Call,
-        options: &CallOptions,
-        place: Place,
-    ) -> Result<RawWork> {
+    fn submit_messages(self: &Arc<Self>, call: Call, options: &CallOptions) -> Result<RawWork> {
         self.check_usable()?;
         let (ready, streams) = self.mark_streams(&call)?;
         let single = std::slice::from_ref(&call);
@@ -298,14 +300,16 @@ impl Core {
             .try_for_each(|channel| self.check_room(channel))?;
         let timeout = options.timeout.unwrap_or(self.timeout);
         let parts = by_line.len();
-        let op = Op::new(call, parts, place, timeout, &self.device, streams);
+        let place = self.messages.number(&call);
+        let op = Op::new(call, parts, place.clone(), timeout, &self.device, streams);
         let jobs = by_line.into_values().enumerate().map(|(part, steps)| Job {
             op: Arc::clone(&op),
             part,
             ready: Arc::clone(&ready),
             steps,
         });
-        self.push(&channels, &op, jobs.collect())?;
+        let pushed = self.push(&channels, &op, jobs.collect());
+        pushed.map_err(|err| err.at(place))?;
         Ok(op.work())
     }
 

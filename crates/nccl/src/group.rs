@@ -1,17 +1,15 @@
 //! The process group.
 
-use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nccl_sys::Nccl;
-use parking_lot::Mutex;
 use phalanx_pg::registry::GroupInit;
 use phalanx_pg::{
     Buffer, Call, CallOptions, Capabilities, DType, Device as Where, Error, ErrorKind, PeerDeath,
-    Place, ProcessGroup, RawWork, ReduceOp, Result, check_members,
+    Place, ProcessGroup, RawWork, ReduceOp, Result, Splits,
 };
 use phalanx_store::Store;
 
@@ -41,7 +39,7 @@ pub struct NcclGroup {
     /// A connection of this backend's own, shared by all groups split from one.
     store: Arc<dyn Store>,
     /// Names given to splits so far.
-    splits: Mutex<HashSet<String>>,
+    splits: Splits,
 }
 
 impl NcclGroup {
@@ -108,7 +106,7 @@ impl NcclGroup {
             global_ranks: join.members,
             core,
             store: join.store,
-            splits: Mutex::default(),
+            splits: Splits::default(),
         };
         if options.eager {
             group.core.connect_now(origin)?;
@@ -223,41 +221,35 @@ impl ProcessGroup for NcclGroup {
 
     fn split(&self, ranks: &[usize], name: &str) -> Result<Option<Arc<dyn ProcessGroup>>> {
         let core = &self.core;
-        let at = |err: Error| err.during("split").at(core.place.clone());
-        check_members(ranks, core.size).map_err(at)?;
-        let Some(rank) = ranks.iter().position(|&rank| rank == core.rank) else {
-            return Ok(None);
+        let usable = || core.check_usable();
+        let join = |rank| {
+            let members: Vec<usize> = ranks.iter().map(|&rank| self.global_ranks[rank]).collect();
+            let full_name = format!("{}/{name}", self.name);
+            let seat = Seat {
+                place: Place::of_group(&full_name, rank),
+                rank,
+                size: ranks.len(),
+                timeout: core.timeout,
+            };
+            let join = Join {
+                name: full_name,
+                identity: identity(&self.identity, name, &members),
+                members,
+                store: Arc::clone(&self.store),
+            };
+            let join = |origin| {
+                let (options, nccl, device) = (&core.options, core.nccl, &core.device);
+                Self::join(join, seat, options, nccl, device, origin)
+            };
+            // All ranks of a communicator have to be there to split it, at the same place among its
+            // operations; of a part of them the trait does not ask that.
+            match core.options.eager && ranks.len() == core.size {
+                true => core.between_collectives(|| join(Some(core))),
+                false => join(None),
+            }
         };
-        core.check_usable().map_err(at)?;
-        if !self.splits.lock().insert(name.to_owned()) {
-            let what = format!("a group {name:?} has been split from this one before");
-            return Err(at(Error::invalid(what)));
-        }
-        let members: Vec<usize> = ranks.iter().map(|&rank| self.global_ranks[rank]).collect();
-        let full_name = format!("{}/{name}", self.name);
-        let seat = Seat {
-            place: Place::of_group(&full_name, rank),
-            rank,
-            size: ranks.len(),
-            timeout: core.timeout,
-        };
-        let join = Join {
-            name: full_name,
-            identity: identity(&self.identity, name, &members),
-            members,
-            store: Arc::clone(&self.store),
-        };
-        let join = |origin| {
-            let (options, nccl, device) = (&core.options, core.nccl, &core.device);
-            Self::join(join, seat, options, nccl, device, origin)
-        };
-        // All ranks of a communicator have to be there to split it, at the same place among its
-        // operations; of a part of them the trait does not ask that.
-        let joined = match core.options.eager && ranks.len() == core.size {
-            true => core.between_collectives(|| join(Some(core))),
-            false => join(None),
-        };
-        joined.map(Some).map_err(at)
+        self.splits
+            .split(&core.place, core.size, (ranks, name), usable, join)
     }
 
     fn abort(&self, reason: &str) {
@@ -278,6 +270,10 @@ impl ProcessGroup for NcclGroup {
 
     fn sequence(&self) -> u64 {
         self.core.sequence()
+    }
+
+    fn p2p_sequence(&self) -> u64 {
+        self.core.p2p_sequence()
     }
 }
 

@@ -144,6 +144,13 @@ impl Op {
         self.changed.notify_all();
     }
 
+    /// Where it happens, and how long it takes by now.
+    pub(crate) fn place_now(&self) -> Place {
+        let mut place = self.place.clone();
+        place.elapsed = Some(self.enqueued.elapsed());
+        place
+    }
+
     /// Fails it unless it has ended; the memory that it still had must be kept until the device
     /// has let go of it.
     pub(crate) fn fail(&self, err: Error) -> Option<Call> {
@@ -151,9 +158,7 @@ impl Op {
         if cell.end.is_some() {
             return None;
         }
-        let mut place = self.place.clone();
-        place.elapsed = Some(self.enqueued.elapsed());
-        self.finish(&mut cell, Err(err.at(place)));
+        self.finish(&mut cell, Err(err.at(self.place_now())));
         cell.call.take()
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use phalanx_pg::{Call, Error, ErrorKind, Result};
 
-use crate::channel::{DRAIN, Finding, late};
+use crate::channel::{DRAIN, Finding, Line, late};
 use crate::core::{Cause, Core};
 use crate::op::Op;
 
@@ -87,7 +87,7 @@ impl Watchdog {
             match finding {
                 None => {}
                 Some(Finding::Late(op)) => {
-                    let err = late(&op, channel.line).at(op.place.clone());
+                    let err = late(&op, channel.line).at(op.place_now());
                     core.fail(err, true);
                 }
                 Some(Finding::Failed(err)) => core.fail(err, true),
@@ -121,14 +121,14 @@ impl Watchdog {
         }
         for &(rank, finished, seen) in &self.left {
             // Operations before the first one are over: what it has given stays.
-            let needs = |op: &Op| match op.place.seq {
-                Some(seq) => seq >= finished,
-                None => seen.elapsed() > GRACE,
+            let needs = |op: &Op, line: Line| match (line.peer(), op.place.seq) {
+                (None, Some(seq)) => seq >= finished,
+                _ => seen.elapsed() > GRACE,
             };
             let mut channels = core.channels().into_iter();
             let hopeless = channels.any(|channel| {
                 let concerned = channel.line.peer().is_none_or(|peer| peer == rank);
-                concerned && channel.first().is_some_and(|op| needs(&op))
+                concerned && channel.first().is_some_and(|op| needs(&op, channel.line))
             });
             if hopeless {
                 core.fail(gone(rank), true);

@@ -259,4 +259,8 @@ impl ProcessGroup for World {
     fn sequence(&self) -> u64 {
         self.group.sequence()
     }
+
+    fn p2p_sequence(&self) -> u64 {
+        self.group.p2p_sequence()
+    }
 }

@@ -9,9 +9,10 @@ use std::time::Duration;
 use phalanx_store::Deadline;
 
 use crate::buffer::Buffer;
-use crate::call::{Call, CallKind, CallOptions};
+use crate::call::{Call, CallOptions};
 use crate::dtype::{DType, Device};
-use crate::error::{Error, Place, Result};
+use crate::error::{Error, Result};
+use crate::ext::refused;
 use crate::group::{Capabilities, PeerDeath, ProcessGroup};
 use crate::work::{Done, Pending, RawWork, State, Status, Times, WorkStatus};
 
@@ -20,7 +21,8 @@ use crate::work::{Done, Pending, RawWork, State, Status, Times, WorkStatus};
 /// What [`create`](crate::registry::create) makes of `cpu:native,cuda:nccl`. Each backend has an
 /// order and sequence numbers of its own, which errors show: calls on host memory and on devices
 /// do not wait for each other, except in a barrier, which both take part in.
-/// [`sequence`](ProcessGroup::sequence) is the sum. The capabilities are those of both together;
+/// [`sequence`](ProcessGroup::sequence) and [`p2p_sequence`](ProcessGroup::p2p_sequence) are the
+/// sums. The capabilities are those of both together;
 /// what the backend in question lacks is refused when the call is made.
 ///
 /// # Threads
@@ -60,13 +62,6 @@ impl ByDevice {
             Kind::Cpu => &self.cpu,
             Kind::Cuda => &self.cuda,
         }
-    }
-
-    fn place(&self, err: Error, call: CallKind) -> Error {
-        err.at(Place {
-            call: Some(call),
-            ..Place::of_group(self.name(), self.rank())
-        })
     }
 
     fn barrier(&self, options: &CallOptions) -> Result<RawWork> {
@@ -160,11 +155,11 @@ impl ProcessGroup for ByDevice {
         let group = match device_of(&call) {
             Ok(None) => return self.barrier(options),
             Ok(Some(device)) => self.backend_for(device),
-            Err(err) => return Err(self.place(err, call.kind())),
+            Err(err) => return Err(err.at(refused(self, &call))),
         };
         match group.capabilities().check(&call) {
             Ok(()) => group.submit(call, options),
-            Err(err) => Err(self.place(err, call.kind())),
+            Err(err) => Err(err.at(refused(self, &call))),
         }
     }
 
@@ -189,6 +184,10 @@ impl ProcessGroup for ByDevice {
 
     fn sequence(&self) -> u64 {
         self.cpu.sequence() + self.cuda.sequence()
+    }
+
+    fn p2p_sequence(&self) -> u64 {
+        self.cpu.p2p_sequence() + self.cuda.p2p_sequence()
     }
 }
 

@@ -359,6 +359,10 @@ impl ProcessGroup for Checked {
     fn sequence(&self) -> u64 {
         self.inner.sequence()
     }
+
+    fn p2p_sequence(&self) -> u64 {
+        self.inner.p2p_sequence()
+    }
 }
 
 #[cfg(test)]

@@ -91,4 +91,8 @@ impl<G: ProcessGroup + ?Sized> ProcessGroup for Configured<'_, G> {
     fn sequence(&self) -> u64 {
         self.group.sequence()
     }
+
+    fn p2p_sequence(&self) -> u64 {
+        self.group.p2p_sequence()
+    }
 }

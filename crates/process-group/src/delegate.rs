@@ -37,6 +37,10 @@
 ///     fn sequence(&self) -> u64 {
 ///         self.inner.sequence()
 ///     }
+///
+///     fn p2p_sequence(&self) -> u64 {
+///         self.inner.p2p_sequence()
+///     }
 /// }
 ///
 /// let group = Loud { inner: Arc::new(FakeGroup::new(1, 4)) };

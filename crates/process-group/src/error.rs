@@ -68,7 +68,8 @@ pub struct Place {
     pub call: Option<CallKind>,
     /// What the caller asked for, where that is more than one call: for example `shutdown`.
     pub action: Option<&'static str>,
-    /// Its sequence number in the group.
+    /// Its sequence number in the group: among the collectives, or for a point-to-point call among
+    /// those of this rank.
     pub seq: Option<u64>,
     /// Time since it was issued.
     pub elapsed: Option<Duration>,
@@ -225,6 +226,12 @@ impl fmt::Display for Error {
         let call = place.call.map(|call| call.to_string());
         if let Some(what) = place.action.or(call.as_deref()) {
             f.write_str(what)?;
+            // The number of a message is none of the group's collectives.
+            if let (Some(_), Some(call)) = (place.action, place.call)
+                && call.is_point_to_point()
+            {
+                write!(f, ": {call}")?;
+            }
             if let Some(seq) = place.seq {
                 write!(f, " #{seq}")?;
             }
@@ -329,6 +336,15 @@ mod tests {
         let err = Error::new(ErrorKind::Timeout, "rank 1 did not come").at(place);
         let text = err.during("shutdown").to_string();
         let expected = "rank 0 of group \"world\": shutdown #7: rank 1 did not come";
+        assert_eq!(text, expected);
+        let place = Place {
+            call: Some(CallKind::Recv),
+            seq: Some(2),
+            ..Place::of_group("world", 0)
+        };
+        let err = Error::new(ErrorKind::Timeout, "rank 1 sent nothing").at(place);
+        let text = err.during("monitored_barrier").to_string();
+        let expected = "rank 0 of group \"world\": monitored_barrier: recv #2: rank 1 sent nothing";
         assert_eq!(text, expected);
     }
 }

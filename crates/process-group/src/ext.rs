@@ -60,10 +60,7 @@ pub trait ProcessGroupExt: ProcessGroup {
         };
         match valid.and_then(|()| self.capabilities().check(&call)) {
             Ok(()) => self.submit(call, options),
-            Err(err) => Err(err.at(Place {
-                call: Some(call.kind()),
-                ..Place::of_group(self.name(), self.rank())
-            })),
+            Err(err) => Err(err.at(refused(self, &call))),
         }
     }
 
@@ -232,55 +229,39 @@ pub trait ProcessGroupExt: ProcessGroup {
 
     /// Sends to a rank that receives with the same tag.
     fn send(&self, data: Frozen, peer: usize, tag: u32) -> Result<Work<()>> {
-        check_tag(self, tag)?;
-        self.start(Call::Send { data, peer, tag }, nothing)
+        let call = Call::Send { data, peer, tag };
+        check_tags(self, &call)?;
+        self.start(call, nothing)
     }
 
     /// Receives exactly `buf.len()` elements from a rank that sends with the same tag.
     fn recv(&self, buf: Buffer, peer: usize, tag: u32) -> Result<Work<Buffer>> {
-        check_tag(self, tag)?;
-        self.start(
-            Call::Recv {
-                buf,
-                peer: Some(peer),
-                tag,
-            },
-            buffer,
-        )
+        let peer = Some(peer);
+        let call = Call::Recv { buf, peer, tag };
+        check_tags(self, &call)?;
+        self.start(call, buffer)
     }
 
     /// Receives from whoever sends with this tag first; the second value is that rank.
     fn recv_any(&self, buf: Buffer, tag: u32) -> Result<Work<(Buffer, usize)>> {
-        check_tag(self, tag)?;
-        self.start(
-            Call::Recv {
-                buf,
-                peer: None,
-                tag,
-            },
-            |done| {
-                let source = done
-                    .source
-                    .ok_or_else(|| missing("the source of a receive"))?;
-                Ok((buffer(done)?, source))
-            },
-        )
+        let peer = None;
+        let call = Call::Recv { buf, peer, tag };
+        check_tags(self, &call)?;
+        self.start(call, |done| {
+            let source = done
+                .source
+                .ok_or_else(|| missing("the source of a receive"))?;
+            Ok((buffer(done)?, source))
+        })
     }
 
     /// Several sends and receives as one operation, which no order among them can block.
     ///
     /// The result has the received buffer for each receive and `None` for each send.
     fn batch_p2p(&self, calls: Vec<Call>) -> Result<Work<Vec<Option<Buffer>>>> {
-        for call in &calls {
-            match call {
-                Call::Send { tag, .. } | Call::Recv { tag, .. } => check_tag(self, *tag)?,
-                other => {
-                    let problem = format!("{} is not a point-to-point call", other.kind());
-                    return Err(Error::invalid(problem).at(place_of(self)));
-                }
-            }
-        }
-        self.start(Call::Batch(calls), |done| {
+        let batch = Call::Batch(calls);
+        check_tags(self, &batch)?;
+        self.start(batch, |done| {
             Ok(done.parts.into_iter().map(|part| part.buffer).collect())
         })
     }
@@ -427,13 +408,37 @@ pub trait ProcessGroupExt: ProcessGroup {
 
 impl<G: ProcessGroup + ?Sized> ProcessGroupExt for G {}
 
-fn check_tag<G: ProcessGroup + ?Sized>(group: &G, tag: u32) -> Result<()> {
-    match tag < FIRST_RESERVED_TAG {
-        true => Ok(()),
-        false => {
-            let problem = format!("tag {tag} is reserved, use one below 2^31");
-            Err(Error::invalid(problem).at(place_of(group)))
+/// Whether a caller may use the tags of a point-to-point call.
+fn check_tags<G: ProcessGroup + ?Sized>(group: &G, call: &Call) -> Result<()> {
+    let problem = match call {
+        Call::Send { tag, .. } | Call::Recv { tag, .. } if *tag < FIRST_RESERVED_TAG => {
+            return Ok(());
         }
+        Call::Send { tag, .. } | Call::Recv { tag, .. } => {
+            format!("tag {tag} is reserved, use one below 2^31")
+        }
+        Call::Batch(calls) => return calls.iter().try_for_each(|call| check_tags(group, call)),
+        other => format!("{} is not a point-to-point call", other.kind()),
+    };
+    // A place in the order of messages, also for what is none.
+    let place = Place {
+        seq: Some(group.p2p_sequence()),
+        ..refused(group, call)
+    };
+    Err(Error::invalid(problem).at(place))
+}
+
+/// Where a call that is refused happens: at the number that it does not take.
+pub(crate) fn refused<G: ProcessGroup + ?Sized>(group: &G, call: &Call) -> Place {
+    let (peer, seq) = match call.is_point_to_point() {
+        true => (call.root_or_peer(), group.p2p_sequence()),
+        false => (None, group.sequence()),
+    };
+    Place {
+        call: Some(call.kind()),
+        peer,
+        seq: Some(seq),
+        ..place_of(group)
     }
 }
 

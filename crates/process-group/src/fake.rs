@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use crate::buffer::Buffer;
 use crate::call::{Call, CallOptions};
-use crate::error::Result;
+use crate::error::{Place, Result};
 use crate::group::{Capabilities, DEFAULT_TIMEOUT, ProcessGroup};
+use crate::point_to_point::PointToPoint;
+use crate::subgroup::{check_members, timed};
 use crate::work::{Done, RawWork, Times};
 
 /// A group without peers: sizes are right, data is its own.
@@ -23,6 +25,7 @@ pub struct FakeGroup {
     ranks: Vec<usize>,
     name: String,
     next_seq: AtomicU64,
+    messages: PointToPoint,
 }
 
 impl FakeGroup {
@@ -33,12 +36,16 @@ impl FakeGroup {
     /// If `rank` is not below `size`.
     pub fn new(rank: usize, size: usize) -> Self {
         assert!(rank < size, "rank {rank} is not in a world of {size}");
-        let ranks = (0..size).collect();
+        Self::member(rank, (0..size).collect(), "fake".into())
+    }
+
+    fn member(rank: usize, ranks: Vec<usize>, name: String) -> Self {
         Self {
             rank,
             ranks,
-            name: "fake".into(),
             next_seq: AtomicU64::new(0),
+            messages: PointToPoint::new(Place::of_group(&name, rank)),
+            name,
         }
     }
 
@@ -133,27 +140,31 @@ impl ProcessGroup for FakeGroup {
     }
 
     fn submit(&self, call: Call, _: &CallOptions) -> Result<RawWork> {
-        if !call.is_point_to_point() {
-            self.next_seq.fetch_add(1, Ordering::Relaxed);
-        }
+        let kind = call.kind();
+        let seq = match call.is_point_to_point() {
+            true => self.messages.number(&call).seq,
+            false => Some(self.next_seq.fetch_add(1, Ordering::Relaxed)),
+        };
         let times = Times::now();
-        Ok(RawWork::ready(self.run(call), times))
+        let result = self.run(call).map_err(|err| {
+            err.at(Place {
+                call: Some(kind),
+                seq,
+                ..Place::of_group(&self.name, self.rank)
+            })
+        });
+        Ok(RawWork::ready(result, times))
     }
 
     fn split(&self, ranks: &[usize], name: &str) -> Result<Option<Arc<dyn ProcessGroup>>> {
-        crate::check_members(ranks, self.size())
-            .map_err(|err| crate::subgroup::placed(err, self, "split"))?;
+        let place = Place::of_group(&self.name, self.rank);
+        timed("split", &place, || check_members(ranks, self.size()))?;
         let Some(rank) = ranks.iter().position(|&rank| rank == self.rank) else {
             return Ok(None);
         };
         let ranks = ranks.iter().map(|&rank| self.ranks[rank]).collect();
         let name = format!("{}/{name}", self.name);
-        Ok(Some(Arc::new(Self {
-            rank,
-            ranks,
-            name,
-            next_seq: AtomicU64::new(0),
-        })))
+        Ok(Some(Arc::new(Self::member(rank, ranks, name))))
     }
 
     fn abort(&self, _: &str) {}
@@ -164,5 +175,9 @@ impl ProcessGroup for FakeGroup {
 
     fn sequence(&self) -> u64 {
         self.next_seq.load(Ordering::Relaxed)
+    }
+
+    fn p2p_sequence(&self) -> u64 {
+        self.messages.sequence()
     }
 }

@@ -11,6 +11,7 @@ use phalanx_store::Deadline;
 use crate::call::{Call, CallKind, CallOptions};
 use crate::delegate_description;
 use crate::error::{Error, ErrorKind, Place, Result};
+use crate::ext::refused;
 use crate::group::ProcessGroup;
 use crate::work::{Completer, RawWork, completion};
 
@@ -136,6 +137,8 @@ struct Progress {
     calls_of_kind: [u64; CallKind::ALL.len()],
     /// Collectives that the inner group never saw.
     lost: u64,
+    /// Point-to-point operations that it never saw.
+    lost_p2p: u64,
     /// A fault that broke the group.
     cause: Option<Error>,
     /// Shut down, after which nothing breaks it.
@@ -192,16 +195,12 @@ impl Faulty {
             true => Some(Fault::Drop),
             false => self.plan.fault(call.kind(), index, kind_index),
         };
-        progress.lost += u64::from(collective && fault == Some(Fault::Drop));
-        Ok(fault)
-    }
-
-    fn place(&self, kind: CallKind, seq: u64) -> Place {
-        Place {
-            call: Some(kind),
-            seq: Some(seq),
-            ..Place::of_group(self.name(), self.rank())
+        match (fault, collective) {
+            (Some(Fault::Drop), true) => progress.lost += 1,
+            (Some(Fault::Drop), false) => progress.lost_p2p += 1,
+            _ => {}
         }
+        Ok(fault)
     }
 
     fn fail(&self, kind: ErrorKind, place: Place) -> Result<RawWork> {
@@ -254,7 +253,7 @@ impl ProcessGroup for Faulty {
     delegate_description!(inner);
 
     fn submit(&self, call: Call, options: &CallOptions) -> Result<RawWork> {
-        let place = self.place(call.kind(), self.sequence());
+        let place = refused(self, &call);
         let fault = self
             .next_fault(&call)
             .map_err(|err| err.at(place.clone()))?;
@@ -301,6 +300,10 @@ impl ProcessGroup for Faulty {
 
     fn sequence(&self) -> u64 {
         self.inner.sequence() + self.state.progress.lock().lost
+    }
+
+    fn p2p_sequence(&self) -> u64 {
+        self.inner.p2p_sequence() + self.state.progress.lock().lost_p2p
     }
 }
 

@@ -114,6 +114,13 @@ pub trait ProcessGroup: Send + Sync + fmt::Debug {
 
     /// Number of collectives issued so far: the sequence number of the next one.
     fn sequence(&self) -> u64;
+
+    /// Number of point-to-point operations that this rank has issued so far: the number of the next
+    /// one, which its errors carry. Counted apart from collectives and by each rank for itself.
+    ///
+    /// Is [`PointToPoint::sequence`](crate::PointToPoint::sequence), or zero if the backend has no
+    /// point-to-point calls.
+    fn p2p_sequence(&self) -> u64;
 }
 
 /// Whether the elements are there and fit into `to` from element `at` on, for backends that

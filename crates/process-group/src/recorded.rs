@@ -31,13 +31,12 @@ use crate::work::{FailureHook, RawWork};
 ///
 /// # Threads
 ///
-/// May be used from many threads and blocks none of them. Two threads that submit collectives at
-/// the same moment may be recorded under the same sequence number.
+/// May be used from many threads and blocks none of them. Two threads that submit at the same
+/// moment may be recorded under the same sequence number.
 pub struct Recorded {
     inner: Arc<dyn ProcessGroup>,
     recorder: Arc<Recorder>,
     id: usize,
-    p2p: AtomicU64,
     ops: AtomicU64,
     /// Present if the recorder wants to hear of failures.
     on_failure: Option<FailureHook>,
@@ -60,7 +59,6 @@ impl Recorded {
             inner: group,
             recorder: Arc::clone(recorder),
             id,
-            p2p: AtomicU64::new(0),
             ops: AtomicU64::new(0),
             on_failure,
         })
@@ -72,16 +70,11 @@ impl Recorded {
     }
 
     fn number(&self, call: &Call) -> Issued {
-        let is_p2p = call.is_point_to_point();
-        let p2p_before = match is_p2p {
-            true => self.p2p.fetch_add(1, Ordering::Relaxed) + 1,
-            false => self.p2p.load(Ordering::Relaxed),
-        };
         Issued {
             seq: self.inner.sequence(),
-            p2p_seq: p2p_before,
+            p2p_seq: self.inner.p2p_sequence(),
             op_id: self.ops.fetch_add(1, Ordering::Relaxed) + 1,
-            is_p2p,
+            is_p2p: call.is_point_to_point(),
         }
     }
 }
@@ -133,6 +126,10 @@ impl ProcessGroup for Recorded {
 
     fn sequence(&self) -> u64 {
         self.inner.sequence()
+    }
+
+    fn p2p_sequence(&self) -> u64 {
+        self.inner.p2p_sequence()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 
@@ -47,30 +48,47 @@ pub fn group_identity(parent: &str, name: &str, members: &[usize]) -> String {
 pub struct Splits(Mutex<HashSet<String>>);
 
 impl Splits {
-    /// What a split of a group of `size` has to ask first, at `place`, which is one of its ranks: the
-    /// members must make sense, the group be `usable`, and the name be new.
+    /// A split of a group of `size` at `place`, which is one of its ranks: if the members make
+    /// sense, the group is `usable` and the name is new, `join` forms the new group, in which it is
+    /// told its rank. Errors say where they happened, and after how long.
     ///
-    /// This rank's place among the members; `None` if it is not one of them, for which the name is
-    /// not taken.
-    pub fn claim(
+    /// `None` if this rank is not one of the members, for which the name is not taken.
+    pub fn split<T>(
         &self,
         place: &Place,
         size: usize,
         (ranks, name): (&[usize], &str),
         usable: impl FnOnce() -> Result<()>,
-    ) -> Result<Option<usize>> {
-        let refused = |err: Error| err.during("split").at(place.clone());
-        check_members(ranks, size).map_err(refused)?;
-        let Some(rank) = ranks.iter().position(|&rank| Some(rank) == place.rank) else {
-            return Ok(None);
-        };
-        usable().map_err(refused)?;
-        if !self.0.lock().insert(name.to_owned()) {
-            let what = format!("a group {name:?} has been split from this one before");
-            return Err(refused(Error::invalid(what)));
-        }
-        Ok(Some(rank))
+        join: impl FnOnce(usize) -> Result<T>,
+    ) -> Result<Option<T>> {
+        timed("split", place, || {
+            check_members(ranks, size)?;
+            let Some(rank) = ranks.iter().position(|&rank| Some(rank) == place.rank) else {
+                return Ok(None);
+            };
+            usable()?;
+            if !self.0.lock().insert(name.to_owned()) {
+                let what = format!("a group {name:?} has been split from this one before");
+                return Err(Error::invalid(what));
+            }
+            join(rank).map(Some)
+        })
     }
+}
+
+/// Runs `action` at `place`, which its errors say, with the time that it took.
+pub(crate) fn timed<T>(
+    action: &'static str,
+    place: &Place,
+    run: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let since = Instant::now();
+    run().map_err(|err| {
+        err.during(action).at(Place {
+            elapsed: Some(since.elapsed()),
+            ..place.clone()
+        })
+    })
 }
 
 pub(crate) fn new_group<G: ProcessGroup + ?Sized>(
@@ -78,13 +96,26 @@ pub(crate) fn new_group<G: ProcessGroup + ?Sized>(
     ranks: &[usize],
     name: &str,
 ) -> Result<Option<Arc<dyn ProcessGroup>>> {
-    check_members(ranks, group.size()).map_err(|err| placed(err, group, "new_group"))?;
-    let mut ranks = ranks.to_vec();
-    ranks.sort_unstable();
-    group.split(&ranks, name)
+    let place = Place::of_group(group.name(), group.rank());
+    timed("new_group", &place, || {
+        check_members(ranks, group.size())?;
+        let mut ranks = ranks.to_vec();
+        ranks.sort_unstable();
+        group.split(&ranks, name)
+    })
 }
 
 pub(crate) fn split_by<G: ProcessGroup + ?Sized>(
+    group: &G,
+    color: Option<i64>,
+    key: i64,
+    name: &str,
+) -> Result<Option<Arc<dyn ProcessGroup>>> {
+    let place = Place::of_group(group.name(), group.rank());
+    timed("split_by", &place, || divide(group, color, key, name))
+}
+
+fn divide<G: ProcessGroup + ?Sized>(
     group: &G,
     color: Option<i64>,
     key: i64,

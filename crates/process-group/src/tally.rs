@@ -1,17 +1,20 @@
 //! The results of the calls of one point-to-point operation.
 
 use std::sync::Arc;
+use std::time::Instant;
 
-use crate::error::Result;
+use crate::call::{Call, CallKind};
+use crate::error::{Place, Result};
 use crate::work::{Completer, Done};
 use parking_lot::Mutex;
 
-/// Gathers the results of a batch of sends and receives, for backends: the first failure, or the last
-/// success, ends the operation.
-///
-/// `Send` and `Sync`: parts may end on different threads.
+/// Gathers the results of a batch of sends and receives: the first failure, or the last success,
+/// ends the operation.
 #[derive(Debug)]
-pub struct Tally {
+pub(crate) struct Tally {
+    /// Group, rank and number of the operation.
+    place: Place,
+    since: Instant,
     open: Mutex<Option<Open>>,
 }
 
@@ -24,37 +27,66 @@ struct Open {
     batch: bool,
 }
 
-/// One call of the operation; ending it is all one can do with it.
+/// One send or receive of an operation that [`PointToPoint`](crate::PointToPoint) has issued; for
+/// backends.
+///
+/// `Send` and `Sync`: parts of one operation may end on different threads.
 #[derive(Debug)]
 pub struct Part {
     tally: Arc<Tally>,
     index: usize,
+    kind: CallKind,
+    peer: Option<usize>,
 }
 
 impl Tally {
-    /// For a batch of `calls`, or for a single call: its parts.
-    pub fn parts(completer: Completer, calls: usize, batch: bool) -> Vec<Part> {
+    /// The calls of an operation, each with its part. A batch has a result of parts.
+    pub(crate) fn of(
+        calls: Vec<Call>,
+        batch: bool,
+        place: Place,
+        completer: Completer,
+    ) -> Vec<(Call, Part)> {
         completer.start();
+        let since = completer.enqueued();
         let open = Open {
             completer,
-            parts: (0..calls).map(|_| None).collect(),
-            left: calls,
+            parts: calls.iter().map(|_| None).collect(),
+            left: calls.len(),
             batch,
         };
         let tally = Arc::new(Self {
+            place,
+            since,
             open: Mutex::new(Some(open)),
         });
-        let part = |index| Part {
-            tally: Arc::clone(&tally),
-            index,
+        let part = |(index, call): (usize, Call)| {
+            let part = Part {
+                tally: Arc::clone(&tally),
+                index,
+                kind: call.kind(),
+                peer: call.root_or_peer(),
+            };
+            (call, part)
         };
-        (0..calls).map(part).collect()
+        calls.into_iter().enumerate().map(part).collect()
     }
 }
 
 impl Part {
-    /// The call has ended.
+    /// Where it happens: its own rank, peer, operation and number, and how long it takes by now.
+    pub fn place(&self) -> Place {
+        Place {
+            call: Some(self.kind),
+            peer: self.peer,
+            elapsed: Some(self.tally.since.elapsed()),
+            ..self.tally.place.clone()
+        }
+    }
+
+    /// The call has ended. An error that does not say where it happened gets to.
     pub fn end(self, result: Result<Done>) {
+        let result = result.map_err(|err| err.at(self.place()));
         let mut slot = self.tally.open.lock();
         let Some(open) = slot.as_mut() else { return };
         let result = match result {

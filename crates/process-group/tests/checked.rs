@@ -519,6 +519,9 @@ impl ProcessGroup for WithoutMessages {
     fn sequence(&self) -> u64 {
         self.0.sequence()
     }
+    fn p2p_sequence(&self) -> u64 {
+        self.0.p2p_sequence()
+    }
 }
 
 #[test]

@@ -84,15 +84,19 @@ fn a_lost_collective_times_out_and_takes_the_later_ones_with_it() {
 
 #[test]
 fn a_lost_message_does_not_stop_collectives() {
-    let group = group(FaultPlan::new().at_kind(CallKind::Send, 0, Fault::Drop));
-    let lost = group
-        .send(Buffer::from_vec(vec![1u8]).freeze(), 1, 0)
-        .unwrap();
+    let group = group(FaultPlan::new().at_kind(CallKind::Send, 1, Fault::Drop));
+    let send = || group.send(Buffer::from_vec(vec![1u8]).freeze(), 1, 0);
+    assert!(send().unwrap().is_done());
+    let lost = send().unwrap();
+    assert_eq!(group.p2p_sequence(), 2, "what is lost has a number");
     assert!(allreduce(&*group).unwrap().is_done());
     assert!(!lost.is_done());
     group.abort("over");
     let err = finish(lost).unwrap_err();
     assert_eq!(err.cause().unwrap().message(), "over");
+    let place = err.place();
+    assert_eq!((place.call, place.seq), (Some(CallKind::Send), Some(1)));
+    assert_eq!(send().unwrap_err().place().seq, Some(2));
 }
 
 #[test]

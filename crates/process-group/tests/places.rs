@@ -2,17 +2,19 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use common::ranks;
 use phalanx_pg::{
-    Buffer, Call, CallOptions, Checked, DType, Error, ErrorKind, ProcessGroup, ProcessGroupExt,
-    Sparse,
+    Buffer, Call, CallKind, CallOptions, Checked, DType, Error, ErrorKind, ProcessGroup,
+    ProcessGroupExt, Recorded, Recorder, RecorderOptions, Sparse,
 };
 
 fn assert_placed(err: &Error) {
     let place = err.place();
     assert!(place.rank.is_some() && place.group.is_some(), "{err:?}");
+    assert!(place.call.is_some() || place.action.is_some(), "{err:?}");
 }
 
 #[test]
@@ -38,6 +40,36 @@ fn wrong_arguments_say_where_and_send_nothing() {
         }
         assert_eq!(group.sequence(), 0);
         group.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn a_message_has_one_number_in_its_error_and_in_the_trace() {
+    ranks(2, |rank, group| {
+        let word = || Buffer::zeroed(DType::U8, 1);
+        if rank == 1 {
+            group.send(word().freeze(), 0, 3).unwrap().wait().unwrap();
+            // Not there for the second, but alive.
+            std::thread::sleep(Duration::from_millis(800));
+            return;
+        }
+        group.recv(word(), 1, 3).unwrap().wait().unwrap();
+        // Later than the first message: the numbers are the group's and not the recorder's.
+        let recorder = Arc::new(Recorder::new(RecorderOptions::default()));
+        let recorded = Recorded::new(group, &recorder);
+        let hasty = recorded.with(CallOptions::default().with_timeout(Duration::from_millis(50)));
+        let receive = Call::Recv {
+            buf: word(),
+            peer: Some(1),
+            tag: 3,
+        };
+        let err = hasty.batch_p2p(vec![receive]).unwrap().wait().unwrap_err();
+        let place = err.place();
+        assert_eq!(place.call, Some(CallKind::Recv), "{err}");
+        assert_eq!((place.seq, place.peer), (Some(1), Some(1)), "{err}");
+        assert!(place.elapsed.is_some(), "{err}");
+        let entry = recorder.trace().entries.pop().unwrap();
+        assert_eq!((entry.is_p2p, entry.p2p_seq_id), (true, 1));
     });
 }
 

@@ -122,6 +122,9 @@ impl ProcessGroup for Manual {
     fn sequence(&self) -> u64 {
         self.fake.sequence()
     }
+    fn p2p_sequence(&self) -> u64 {
+        self.fake.p2p_sequence()
+    }
 }
 
 fn recorder(capacity: usize, dump_dir: Option<&Path>) -> Arc<Recorder> {
@@ -234,9 +237,9 @@ fn an_entry_says_what_was_called() {
         .collect();
     let expected = [
         (0, 0, 1, false),
-        (1, 1, 2, true),
-        (1, 2, 3, true),
-        (1, 3, 4, true),
+        (1, 0, 2, true),
+        (1, 1, 3, true),
+        (1, 2, 4, true),
         (1, 3, 5, false),
         (2, 3, 6, false),
     ];

@@ -107,6 +107,9 @@ impl ProcessGroup for Noting {
     fn sequence(&self) -> u64 {
         self.notes.lock().len() as u64
     }
+    fn p2p_sequence(&self) -> u64 {
+        self.fake.p2p_sequence()
+    }
 }
 
 fn on_cuda() -> Buffer {

@@ -158,22 +158,20 @@ impl ProcessGroup for ReferenceGroup {
             Some(cause) => Err(Error::broken_by(&cause)),
             None => self.lane.check_usable(),
         };
-        let claimed = self
-            .splits
-            .claim(place, self.size(), (ranks, name), usable)?;
-        let Some(rank) = claimed else {
-            return Ok(None);
+        let join = |rank| {
+            let members: Vec<usize> = ranks.iter().map(|&rank| self.global_ranks[rank]).collect();
+            let seat = Seat {
+                name: format!("{}/{name}", self.name),
+                identity: group_identity(&self.identity, name, &members),
+                rank,
+                members,
+                timeout: self.timeout(),
+                parent: Some((&self.member, ranks)),
+            };
+            Self::join(&seat, &self.meeting)
         };
-        let members: Vec<usize> = ranks.iter().map(|&rank| self.global_ranks[rank]).collect();
-        let seat = Seat {
-            name: format!("{}/{name}", self.name),
-            identity: group_identity(&self.identity, name, &members),
-            rank,
-            members,
-            timeout: self.timeout(),
-            parent: Some((&self.member, ranks)),
-        };
-        Self::join(&seat, &self.meeting).map(Some)
+        let size = self.size();
+        self.splits.split(place, size, (ranks, name), usable, join)
     }
 
     fn abort(&self, reason: &str) {
@@ -196,6 +194,10 @@ impl ProcessGroup for ReferenceGroup {
 
     fn sequence(&self) -> u64 {
         self.lane.sequence()
+    }
+
+    fn p2p_sequence(&self) -> u64 {
+        self.member.p2p_sequence()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use phalanx_pg::{Buffer, CallKind, Done, Error, ErrorKind, Part, Place, Result};
+use phalanx_pg::{Buffer, Done, Error, ErrorKind, Part, Place, Result};
 
 use crate::collective::check_len;
 use crate::mailbox::Letter;
@@ -10,11 +10,9 @@ use crate::mailbox::Letter;
 /// A send that has not gone out, or a receive that nothing has come for.
 #[derive(Debug)]
 pub(crate) struct Pending {
-    kind: CallKind,
     pub(crate) peer: Option<usize>,
     pub(crate) tag: u32,
     pub(crate) deadline: Instant,
-    since: Instant,
     /// A receive's memory.
     buf: Option<Buffer>,
     /// Which result of which operation it is.
@@ -30,40 +28,29 @@ impl Pending {
         buf: Option<Buffer>,
         deadline: Instant,
     ) -> Self {
-        let since = Instant::now();
-        let kind = match buf {
-            Some(_) => CallKind::Recv,
-            None => CallKind::Send,
-        };
         Self {
-            kind,
             peer,
             tag,
             deadline,
-            since,
             buf,
             part,
         }
     }
 
     pub(crate) fn is_receive(&self) -> bool {
-        self.kind == CallKind::Recv
+        self.buf.is_some()
     }
 
-    /// Where its error happened: `place` says whose it is.
-    pub(crate) fn place(&self, place: &Place) -> Place {
-        let mut place = place.clone();
-        place.call = Some(self.kind);
-        place.peer = self.peer;
-        place.elapsed = Some(self.since.elapsed());
-        place
+    /// Where its error happened.
+    pub(crate) fn place(&self) -> Place {
+        self.part.place()
     }
 
     /// The error that it ends with at its deadline.
     pub(crate) fn late(&self) -> Error {
         let tag = self.tag;
-        let what = match (self.kind, self.peer) {
-            (CallKind::Send, Some(peer)) => format!("rank {peer} did not take tag {tag} in time"),
+        let what = match (self.is_receive(), self.peer) {
+            (false, Some(peer)) => format!("rank {peer} did not take tag {tag} in time"),
             (_, Some(peer)) => format!("rank {peer} sent nothing with tag {tag} in time"),
             (_, None) => format!("no rank sent anything with tag {tag} in time"),
         };
@@ -76,8 +63,8 @@ impl Pending {
     }
 
     /// The receive's message has come.
-    pub(crate) fn received(mut self, letter: &Letter, place: &Place) {
-        let result = self.fill(letter).map_err(|err| err.at(self.place(place)));
+    pub(crate) fn received(mut self, letter: &Letter) {
+        let result = self.fill(letter);
         self.part.end(result);
     }
 
@@ -92,14 +79,12 @@ impl Pending {
     }
 
     /// It will not come to an end because of `cause`.
-    pub(crate) fn fail(self, cause: &Error, place: &Place) {
-        let err = Error::because(cause).at(self.place(place));
-        self.fail_as(err);
+    pub(crate) fn fail(self, cause: &Error) {
+        self.fail_as(Error::because(cause));
     }
 
     /// It ends with this error.
     pub(crate) fn fail_as(self, err: Error) {
-        let err = err.at(self.place(&Place::default()));
         self.part.end(Err(err));
     }
 }

@@ -117,6 +117,8 @@ fn a_split_whose_members_do_not_come_ends_with_its_parent() {
     });
     let err = results[0].as_ref().unwrap();
     assert_eq!(first_kind(err), ErrorKind::Aborted, "{err}");
+    assert_eq!(err.place().action, Some("split"), "{err}");
+    assert!(err.place().elapsed.is_some(), "{err}");
 }
 
 #[test]

@@ -31,7 +31,7 @@ pub(crate) const PARENT_VAR: &str = "PHALANX_TESTKIT_PARENT";
 pub(crate) const LINK_VAR: &str = "PHALANX_TESTKIT_LINK";
 
 /// Where launchers put the rank; the first that is set counts.
-const LAUNCHER_RANK_VARS: [&str; 3] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"];
+const LAUNCHER_RANK_VARS: [&str; 4] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"];
 
 /// The exit code of a Rust process that panicked.
 const PANICKED: i32 = 101;

@@ -17,15 +17,14 @@ mod collective;
 mod host;
 mod room;
 
-use std::collections::HashSet;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use phalanx::pg::registry::{self, GroupInit};
 use phalanx::pg::{
     Call, CallKind, CallOptions, Capabilities, Engine, Error, ErrorKind, Lane, PeerDeath, Place,
-    ProcessGroup, RawWork, Result, check_members,
+    ProcessGroup, RawWork, Result, Splits,
 };
 
 use host::Host;
@@ -50,7 +49,7 @@ pub struct FilesGroup {
     host: Arc<Host>,
     timeout: Duration,
     /// Names given to splits so far.
-    splits: Mutex<HashSet<String>>,
+    splits: Splits,
 }
 
 impl FilesGroup {
@@ -72,7 +71,7 @@ impl FilesGroup {
             room,
             host,
             timeout,
-            splits: Mutex::default(),
+            splits: Splits::default(),
         })
     }
 
@@ -123,22 +122,17 @@ impl ProcessGroup for FilesGroup {
     }
 
     fn split(&self, ranks: &[usize], name: &str) -> Result<Option<Arc<dyn ProcessGroup>>> {
-        let here = |err: Error| err.during("split").at(Place::of_group(&self.name, self.rank()));
-        check_members(ranks, self.size()).map_err(here)?;
-        let Some(rank) = ranks.iter().position(|&rank| rank == self.rank()) else {
-            return Ok(None);
+        let place = Place::of_group(&self.name, self.rank());
+        let usable = || self.lane.check_usable();
+        let join = |rank| {
+            let members: Vec<usize> = ranks.iter().map(|&rank| self.global_ranks()[rank]).collect();
+            let dir = self.dir_of(name, &members);
+            let room = Room::open(&self.host, dir, rank, members)?;
+            let name = format!("{}/{name}", self.name);
+            let group = Self::new(&name, room, Arc::clone(&self.host), self.timeout);
+            Ok(group as Arc<dyn ProcessGroup>)
         };
-        self.lane.check_usable()?;
-        let mut splits = self.splits.lock().unwrap_or_else(PoisonError::into_inner);
-        if !splits.insert(name.to_owned()) {
-            let what = format!("a group {name:?} has been split from this one before");
-            return Err(here(Error::invalid(what)));
-        }
-        let members: Vec<usize> = ranks.iter().map(|&rank| self.global_ranks()[rank]).collect();
-        let dir = self.dir_of(name, &members);
-        let room = Room::open(&self.host, dir, rank, members).map_err(here)?;
-        let name = format!("{}/{name}", self.name);
-        Ok(Some(Self::new(&name, room, Arc::clone(&self.host), self.timeout)))
+        self.splits.split(&place, self.size(), (ranks, name), usable, join)
     }
 
     fn abort(&self, reason: &str) {
@@ -153,5 +147,9 @@ impl ProcessGroup for FilesGroup {
 
     fn sequence(&self) -> u64 {
         self.lane.sequence()
+    }
+
+    fn p2p_sequence(&self) -> u64 {
+        0 // there are no point-to-point calls
     }
 }

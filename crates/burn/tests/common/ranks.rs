@@ -102,4 +102,8 @@ impl ProcessGroup for Watched {
     fn sequence(&self) -> u64 {
         self.inner.sequence()
     }
+
+    fn p2p_sequence(&self) -> u64 {
+        self.inner.p2p_sequence()
+    }
 }

@@ -16,7 +16,10 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use candle_core::{DType, Device, Module, Tensor};
-use candle_nn::{AdamW, Linear, Optimizer, ParamsAdamW, VarBuilder, VarMap, linear, loss};
+use candle_nn::{
+    AdamW, Conv2d, Conv2dConfig, Linear, Optimizer, ParamsAdamW, VarBuilder, VarMap, conv2d,
+    linear, loss,
+};
 use clap::Parser;
 use phalanx::candle::{Ddp, DdpConfig};
 use phalanx::prelude::{DistributedSampler, ProcessGroupExt, ReduceOp};
@@ -30,35 +33,42 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// Examples per step, of all ranks together.
 const BATCH: usize = 32;
 /// Passes over the data.
-const EPOCHS: u64 = 20;
+const EPOCHS: u64 = 10;
 const LEARNING_RATE: f64 = 0.002;
-const HIDDEN: usize = 128;
+/// Of the first convolution; the second has twice as many.
+const CHANNELS: usize = 16;
 /// Caps of buckets in MiB: by PyTorch's defaults this small model would be one bucket, which is full
 /// when backward ends, and nothing could overlap.
 const BUCKET_CAP_MB: f64 = 0.004;
 
-/// The model: plain candle, which knows nothing of other processes.
-struct Mlp {
-    fc1: Linear,
-    fc2: Linear,
+/// The model: plain candle, which knows nothing of other processes. Two convolutions and a linear
+/// layer.
+struct Cnn {
+    conv1: Conv2d,
+    conv2: Conv2d,
     out: Linear,
 }
 
-impl Mlp {
+impl Cnn {
     fn new(vb: VarBuilder<'_>) -> candle_core::Result<Self> {
+        let same = Conv2dConfig {
+            padding: 1,
+            ..Conv2dConfig::default()
+        };
+        let pooled = data::PIXELS / 4;
         Ok(Self {
-            fc1: linear(data::PIXELS, HIDDEN, vb.pp("fc1"))?,
-            fc2: linear(HIDDEN, HIDDEN, vb.pp("fc2"))?,
-            out: linear(HIDDEN, data::CLASSES, vb.pp("out"))?,
+            conv1: conv2d(1, CHANNELS, 3, same, vb.pp("conv1"))?,
+            conv2: conv2d(CHANNELS, 2 * CHANNELS, 3, same, vb.pp("conv2"))?,
+            out: linear(2 * CHANNELS * pooled, data::CLASSES, vb.pp("out"))?,
         })
     }
 }
 
-impl Module for Mlp {
+impl Module for Cnn {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let x = self.fc1.forward(x)?.relu()?;
-        let x = self.fc2.forward(&x)?.relu()?;
-        self.out.forward(&x)
+        let x = self.conv1.forward(x)?.relu()?;
+        let x = self.conv2.forward(&x)?.relu()?.max_pool2d(2)?;
+        self.out.forward(&x.flatten_from(1)?)
     }
 }
 
@@ -75,7 +85,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         bucket_cap_mb: Some(BUCKET_CAP_MB),
         ..DdpConfig::default()
     };
-    let mut ddp = Ddp::new(&vars, DType::F32, Mlp::new, group.clone(), config)?;
+    let mut ddp = Ddp::new(&vars, DType::F32, Cnn::new, group.clone(), config)?;
     let params = ParamsAdamW {
         lr: LEARNING_RATE,
         ..ParamsAdamW::default()
@@ -118,7 +128,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
 }
 
 fn tensors((pixels, labels): (Vec<f32>, Vec<usize>)) -> candle_core::Result<(Tensor, Tensor)> {
-    let x = Tensor::from_vec(pixels, (labels.len(), data::PIXELS), &Device::Cpu)?;
+    let x = Tensor::from_vec(pixels, (labels.len(), 1, 8, 8), &Device::Cpu)?;
     let labels: Vec<u32> = labels.into_iter().map(|label| label as u32).collect();
     Ok((x, Tensor::new(labels, &Device::Cpu)?))
 }

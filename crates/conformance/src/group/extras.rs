@@ -202,7 +202,7 @@ fn refused(bench: &Bench) -> Outcome {
     bench.needs(COLLECTIVES)?;
     let size = bench.size();
     let f32s = |len| Buffer::zeroed(DType::F32, len);
-    let before = bench.group.sequence();
+    let before = (bench.group.sequence(), bench.group.p2p_sequence());
     let bad = [
         Call::AllReduce {
             buf: f32s(1),
@@ -233,19 +233,28 @@ fn refused(bench: &Bench) -> Outcome {
     ];
     for call in bad {
         let kind = call.kind();
+        let number = match kind.is_point_to_point() {
+            true => before.1,
+            false => before.0,
+        };
         let err = bench
             .group
             .call(call, &CallOptions::default())
             .expect_err("makes no sense");
         assert_eq!(err.kind(), ErrorKind::Invalid, "{kind}: {err}");
         assert_eq!(err.place().rank, Some(bench.rank()), "{err} names the rank");
+        assert_eq!(
+            err.place().seq,
+            Some(number),
+            "{err} says where it would be"
+        );
     }
     let reserved = bench
         .group
         .send(f32s(1).freeze(), (bench.rank() + 1) % size, u32::MAX);
     assert_eq!(reserved.expect_err("reserved").kind(), ErrorKind::Invalid);
     assert_eq!(
-        bench.group.sequence(),
+        (bench.group.sequence(), bench.group.p2p_sequence()),
         before,
         "refused calls take no number"
     );

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use phalanx_pg::{
-    Buffer, CallKind, CallOptions, Checked, DType, Error, ErrorKind, PeerDeath, ProcessGroup,
-    ProcessGroupExt, ReduceOp,
+    Buffer, Call, CallKind, CallOptions, Checked, DType, Error, ErrorKind, PeerDeath, ProcessGroup,
+    ProcessGroupExt, RawWork, ReduceOp,
 };
 
 use phalanx_store::Store;
@@ -28,6 +28,10 @@ pub(super) const CASES: &[Case] = &[
     Case {
         name: "a receive that nobody sends to times out",
         body: recv_timeout,
+    },
+    Case {
+        name: "a long send that nobody takes is kept or times out",
+        body: send_timeout,
     },
     Case {
         name: "a closed group says so",
@@ -88,6 +92,7 @@ fn timeout(bench: &Bench) -> Outcome {
         Some(bench.rank()),
         "{err} names the own rank"
     );
+    assert!(err.place().elapsed.is_some(), "{err} says how long it took");
     Ok(())
 }
 
@@ -136,18 +141,80 @@ fn recv_timeout(bench: &Bench) -> Outcome {
         std::thread::sleep(Duration::from_millis(1200));
         return Ok(());
     }
+    let group = &bench.group;
+    let first = group.p2p_sequence();
+    // With all the time there is: they end with the group.
+    let receive = |peer| Call::Recv {
+        buf: Buffer::zeroed(DType::I32, 1),
+        peer,
+        tag: bench.tag(76),
+    };
+    let mut patient = Vec::new();
+    let known = group.capabilities();
+    // Without tags the late one would wait behind them, and its time not have begun.
+    if known.tags {
+        patient.push(receive(Some(1)));
+    }
+    if known.tags && known.recv_any {
+        patient.push(receive(None));
+    }
+    if known.tags && known.calls.contains(CallKind::Batch) {
+        patient.push(Call::Batch(vec![receive(Some(1)), receive(Some(1))]));
+    }
+    let submit = |call| group.call(call, &CallOptions::default()).expect("accepted");
+    let patient: Vec<RawWork> = patient.into_iter().map(submit).collect();
+    let number = first + patient.len() as u64;
     let options = CallOptions::default().with_timeout(Duration::from_millis(200));
     let room = Buffer::zeroed(DType::I32, 1);
-    let err = bench
-        .group
-        .with(options)
-        .recv(room, 1, bench.tag(77))
-        .expect("accepted")
-        .wait();
-    let err = err.expect_err("nobody sends");
-    assert_eq!(err.kind(), ErrorKind::Timeout, "{err:?}");
-    assert_eq!(err.peer(), Some(1), "{err} names the peer");
+    let late = group.with(options).recv(room, 1, bench.tag(77));
+    let late = late.expect("accepted").wait().expect_err("nobody sends");
+    assert_eq!(late.kind(), ErrorKind::Timeout, "{late:?}");
+    names_message(bench, &late, number);
+    assert_eq!(late.place().call, Some(CallKind::Recv), "{late}");
+    for (work, own) in patient.into_iter().zip(first..) {
+        let broken = work.wait().expect_err("the group is broken");
+        names_message(bench, &broken, own);
+        if let Some(cause) = broken.cause() {
+            assert_eq!(cause.place().seq, Some(number), "{broken}");
+        }
+    }
+    assert_eq!(group.p2p_sequence(), number + 1, "each takes a number");
+    let data = Buffer::zeroed(DType::I32, 1).freeze();
+    let refused = group.send(data, 1, bench.tag(78)).map(drop);
+    let refused = refused.expect_err("the group is broken");
+    assert_eq!(refused.place().call, Some(CallKind::Send), "{refused}");
+    assert_eq!(refused.place().seq, Some(number + 1), "{refused}");
     Ok(())
+}
+
+fn send_timeout(bench: &Bench) -> Outcome {
+    bench.needs(&[CallKind::Send, CallKind::Recv])?;
+    bench.needs_ranks(2)?;
+    if bench.rank() != 0 {
+        std::thread::sleep(Duration::from_millis(1200));
+        return Ok(());
+    }
+    let number = bench.group.p2p_sequence();
+    let options = CallOptions::default().with_timeout(Duration::from_millis(200));
+    let data = Buffer::zeroed(DType::F32, LONG).freeze();
+    let sent = bench.group.with(options).send(data, 1, bench.tag(79));
+    // A backend may take a copy, and then the send is over.
+    if let Err(err) = sent.expect("accepted").wait() {
+        assert_eq!(err.kind(), ErrorKind::Timeout, "{err:?}");
+        names_message(bench, &err, number);
+        assert_eq!(err.place().call, Some(CallKind::Send), "{err}");
+    }
+    Ok(())
+}
+
+/// That the error of a message between this rank and rank 1 says which one it was.
+fn names_message(bench: &Bench, err: &Error, number: u64) {
+    let place = err.place();
+    assert_eq!(place.rank, Some(bench.rank()), "{err} names the own rank");
+    assert_eq!(err.peer(), Some(1), "{err} names the peer");
+    assert!(place.call.is_some(), "{err} names the operation");
+    assert_eq!(place.seq, Some(number), "{err} names the sequence number");
+    assert!(place.elapsed.is_some(), "{err} says how long it took");
 }
 
 fn closed(bench: &Bench) -> Outcome {
@@ -333,12 +400,14 @@ pub fn wake_by_abort(group: &Arc<dyn ProcessGroup>, store: &dyn Store) {
         group.abort("something else");
     }
     let ends = [
-        sum.wait().map(drop),
-        message.wait().map(drop),
-        anybody.wait().map(drop),
+        (0, sum.wait().map(drop)),
+        (0, message.wait().map(drop)),
+        (1, anybody.wait().map(drop)),
     ];
-    for end in ends {
+    for (number, end) in ends {
         let err = end.expect_err("rank 0 aborts");
+        assert_eq!(err.place().seq, Some(number), "{err} says which it was");
+        assert!(err.place().elapsed.is_some(), "{err} says how long it took");
         assert_eq!(err.kind(), ErrorKind::Aborted, "{err:?}");
         assert!(err.to_string().contains("no more of this"), "{err}");
     }

@@ -264,6 +264,10 @@ impl ProcessGroup for OnDevice {
     fn sequence(&self) -> u64 {
         self.inner.sequence()
     }
+
+    fn p2p_sequence(&self) -> u64 {
+        self.inner.p2p_sequence()
+    }
 }
 
 /// An operation whose results have to be copied.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use phalanx_pg::{Buffer, CallKind, ErrorKind, ProcessGroup, ProcessGroupExt, ReduceOp};
+use phalanx_pg::{Buffer, CallKind, Error, ErrorKind, ProcessGroup, ProcessGroupExt, ReduceOp};
 
 use super::inputs::values;
 use super::{Bench, Case, Outcome};
@@ -75,6 +75,9 @@ fn bad_members(bench: &Bench) -> Outcome {
             .new_group(ranks, "bad")
             .expect_err("makes no sense");
         assert_eq!(err.kind(), ErrorKind::Invalid, "{ranks:?}: {err}");
+        says_where(bench, &err);
+        let err = bench.group.split(ranks, "bad").expect_err("no sense");
+        says_where(bench, &err);
     }
     assert!(bench.group.global_rank(size).is_err());
     assert!(bench.group.group_rank(usize::MAX).is_err());
@@ -83,6 +86,14 @@ fn bad_members(bench: &Bench) -> Outcome {
         assert_eq!(bench.group.group_rank(global).expect("a member"), rank);
     }
     Ok(())
+}
+
+/// That an error of forming a group says where it happened, and after how long.
+fn says_where(bench: &Bench, err: &Error) {
+    let place = err.place();
+    assert_eq!(place.rank, Some(bench.rank()), "{err} names the own rank");
+    assert!(place.action.is_some(), "{err} names what was asked for");
+    assert!(place.elapsed.is_some(), "{err} says how long it took");
 }
 
 fn by_color(bench: &Bench) -> Outcome {

@@ -7,23 +7,17 @@ impl Member {
     pub(crate) fn point_to_point(&self, call: Call, options: &CallOptions) -> Result<RawWork> {
         let limit = options.timeout.unwrap_or(self.timeout);
         let deadline = Instant::now() + limit.min(Duration::from_secs(1 << 30));
-        let (calls, batch) = match call {
-            Call::Batch(calls) => (calls, true),
-            single => (vec![single], false),
+        let room = |calls: &[Call]| {
+            if self.messages.outstanding() + calls.len() > MAX_OUTSTANDING {
+                let full = format!("{MAX_OUTSTANDING} operations are outstanding, wait for some");
+                return Err(Error::new(ErrorKind::QueueFull, full));
+            }
+            Ok(())
         };
-        if self.messages.outstanding() + calls.len() > MAX_OUTSTANDING {
-            let full = format!("{MAX_OUTSTANDING} operations are outstanding, wait for some");
-            return Err(Error::new(ErrorKind::QueueFull, full).at(self.place.clone()));
-        }
-        let (completer, work) = completion();
-        let parts = Tally::parts(completer, calls.len(), batch);
-        for (call, part) in calls.into_iter().zip(parts) {
+        let (calls, work) = self.messages.issued().issue(call, room)?;
+        for (call, part) in calls {
             match call {
-                Call::Send { data, peer, tag } => {
-                    if let Err(err) = self.send(data, peer, tag, deadline, part) {
-                        return Err(err.at(self.place.clone()));
-                    }
-                }
+                Call::Send { data, peer, tag } => self.send(data, peer, tag, deadline, part),
                 Call::Recv { buf, peer, tag } => {
                     let inbound = Inbound {
                         peer,
@@ -37,7 +31,7 @@ impl Member {
                 }
                 other => {
                     let what = format!("{} is no point-to-point call", other.kind());
-                    return Err(Error::invalid(what).at(self.place.clone()));
+                    part.end(Err(Error::invalid(what)));
                 }
             }
         }
@@ -61,14 +55,7 @@ impl Member {
         }
     }
 
-    pub(super) fn send(
-        &self,
-        data: Frozen,
-        peer: usize,
-        tag: u32,
-        deadline: Instant,
-        part: Part,
-    ) -> Result<()> {
+    pub(super) fn send(&self, data: Frozen, peer: usize, tag: u32, deadline: Instant, part: Part) {
         let bytes = data.byte_len();
         let near = self
             .domain
@@ -77,7 +64,10 @@ impl Member {
         let eager = bytes <= if near { EAGER_LOCAL } else { EAGER_REMOTE };
         let (data, shared) = match near && !eager {
             true => {
-                let data = self.in_shared_memory(data)?;
+                let data = match self.in_shared_memory(data) {
+                    Ok(data) => data,
+                    Err(err) => return part.end(Err(err)),
+                };
                 let block = Block::of(&data, &self.domain.arenas).expect("it is there now");
                 let (segment, offset) = block.location();
                 let at = (segment, offset + data.offset());
@@ -96,7 +86,6 @@ impl Member {
             part,
         });
         self.post(Some(letter));
-        Ok(())
     }
 
     /// The same data where peers on this host can read it.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use phalanx_pg::mesh::{Meeting, Stream, Way};
 use phalanx_pg::{
     Buffer, Call, CallOptions, Done, Engine, Error, ErrorKind, Frozen, Lane, MAX_OUTSTANDING,
-    Notice, Part, Place, RawWork, Result, Tally, Turn, completion,
+    Notice, Part, Place, RawWork, Result, Turn,
 };
 use sha2::{Digest, Sha256};
 

@@ -11,7 +11,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
-use phalanx_pg::{Buffer, CallKind, Done, Error, ErrorKind, Frozen, Part, Place, Result};
+use phalanx_pg::{Buffer, Done, Error, ErrorKind, Frozen, Part, Place, PointToPoint, Result};
 
 use crate::domain::frame::{self, GroupId, Head, Kind, MAX_PAYLOAD};
 use crate::domain::outbox::Outgoing;
@@ -36,6 +36,7 @@ pub(crate) type Fetch<'a> = &'a dyn Fn(usize, (u32, usize), &mut Buffer) -> bool
 pub(crate) struct Messages {
     group: GroupId,
     place: Place,
+    issued: PointToPoint,
     state: Mutex<State>,
     /// A call has ended.
     settled: Condvar,
@@ -46,7 +47,7 @@ struct State {
     next_ticket: u64,
     sends: HashMap<u64, Send>,
     /// Those that nothing has come for, the oldest first.
-    receives: VecDeque<Receive>,
+    receives: VecDeque<Inbound>,
     /// What nobody has asked for, the oldest first.
     waiting: VecDeque<Waiting>,
     waiting_bytes: usize,
@@ -81,14 +82,8 @@ struct Send {
     tag: u32,
     data: Frozen,
     mark: Option<Mark>,
-    since: Instant,
     deadline: Instant,
     part: Part,
-}
-
-struct Receive {
-    inbound: Inbound,
-    since: Instant,
 }
 
 struct Waiting {
@@ -108,7 +103,7 @@ enum Content {
 }
 
 struct Arriving {
-    receive: Receive,
+    receive: Inbound,
     filled: usize,
 }
 
@@ -118,28 +113,10 @@ impl State {
     }
 }
 
-impl Receive {
+impl Inbound {
     fn wants(&self, from: usize, tag: u32) -> bool {
-        let peer = self.inbound.peer;
-        peer.is_none_or(|peer| peer == from) && self.inbound.tag == tag
-    }
-
-    fn place(&self, place: &Place) -> Place {
-        let mut place = place.clone();
-        place.call = Some(CallKind::Recv);
-        place.peer = self.inbound.peer;
-        place.elapsed = Some(self.since.elapsed());
-        place
-    }
-}
-
-impl Send {
-    fn place(&self, place: &Place) -> Place {
-        let mut place = place.clone();
-        place.call = Some(CallKind::Send);
-        place.peer = Some(self.peer);
-        place.elapsed = Some(self.since.elapsed());
-        place
+        let peer = self.peer;
+        peer.is_none_or(|peer| peer == from) && self.tag == tag
     }
 }
 
@@ -147,10 +124,16 @@ impl Messages {
     pub(crate) fn new(group: GroupId, place: Place) -> Self {
         Self {
             group,
+            issued: PointToPoint::new(place.clone()),
             place,
             state: Mutex::default(),
             settled: Condvar::new(),
         }
+    }
+
+    /// Their numbers.
+    pub(crate) fn issued(&self) -> &PointToPoint {
+        &self.issued
     }
 
     fn head(&self, kind: Kind, ticket: u64) -> Head {
@@ -194,7 +177,6 @@ impl Messages {
             tag: out.tag,
             data: out.data,
             mark: out.shared.map(|(_, mark)| mark),
-            since: Instant::now(),
             deadline: out.deadline,
             part: out.part,
         };
@@ -203,11 +185,7 @@ impl Messages {
     }
 
     /// Starts a receive; takes what has come for it already.
-    pub(crate) fn receive(&self, inbound: Inbound, fetch: Fetch<'_>) -> Option<Letter> {
-        let receive = Receive {
-            inbound,
-            since: Instant::now(),
-        };
+    pub(crate) fn receive(&self, receive: Inbound, fetch: Fetch<'_>) -> Option<Letter> {
         let mut state = self.state.lock();
         let found = state
             .waiting
@@ -268,12 +246,12 @@ impl Messages {
     /// Brings a message and the receive that takes it together.
     fn fill(
         &self,
-        mut receive: Receive,
+        mut receive: Inbound,
         from: usize,
         content: Content,
         fetch: Fetch<'_>,
     ) -> Option<Letter> {
-        let room = receive.inbound.buf.byte_len();
+        let room = receive.buf.byte_len();
         let sent = match &content {
             Content::Data(data) => data.len(),
             Content::Offer { bytes, .. } => *bytes,
@@ -282,14 +260,13 @@ impl Messages {
         if sent != room {
             let what = format!("rank {from} sent {sent} bytes, there is room for {room}");
             let err = Error::new(ErrorKind::Mismatch, what).from_peer(from);
-            let err = err.at(receive.place(&self.place));
-            receive.inbound.part.end(Err(err));
+            receive.part.end(Err(err));
             return match content {
                 Content::Offer { ticket, .. } => taken(ticket),
                 Content::Data(_) => None,
             };
         }
-        let buf = &mut receive.inbound.buf;
+        let buf = &mut receive.buf;
         match content {
             Content::Data(data) => {
                 let copied = buf.as_bytes_mut().map(|bytes| bytes.copy_from_slice(&data));
@@ -349,7 +326,7 @@ impl Messages {
             .arriving
             .get_mut(&(from, ticket))
             .ok_or_else(unasked)?;
-        let bytes = arriving.receive.inbound.buf.as_bytes_mut()?;
+        let bytes = arriving.receive.buf.as_bytes_mut()?;
         let end = arriving.filled + payload.len();
         let room = bytes.get_mut(arriving.filled..end).ok_or_else(unasked)?;
         room.copy_from_slice(payload);
@@ -385,7 +362,7 @@ impl Messages {
             || state
                 .receives
                 .iter()
-                .any(|receive| receive.inbound.peer == Some(peer))
+                .any(|receive| receive.peer == Some(peer))
             || state.arriving.keys().any(|(from, _)| *from == peer)
     }
 
@@ -413,32 +390,32 @@ impl Messages {
         let late = state
             .receives
             .iter()
-            .position(|receive| receive.inbound.deadline <= now);
+            .position(|receive| receive.deadline <= now);
         if let Some(receive) = late.and_then(|at| state.receives.remove(at)) {
-            let tag = receive.inbound.tag;
-            let what = match receive.inbound.peer {
+            let tag = receive.tag;
+            let what = match receive.peer {
                 Some(peer) => format!("rank {peer} sent nothing with tag {tag} in time"),
                 None => format!("no rank sent anything with tag {tag} in time"),
             };
-            let err = Error::new(ErrorKind::Timeout, what).at(receive.place(&self.place));
+            let err = Error::new(ErrorKind::Timeout, what).at(receive.part.place());
             drop(state);
-            receive.inbound.part.end(Err(err.clone()));
+            receive.part.end(Err(err.clone()));
             return Some(err);
         }
         let mut arriving = state.arriving.iter();
-        let late = arriving.find(|(_, arriving)| arriving.receive.inbound.deadline <= now);
+        let late = arriving.find(|(_, arriving)| arriving.receive.deadline <= now);
         if let Some(key) = late.map(|(key, _)| *key)
             && let Some(Arriving { receive, filled }) = state.arriving.remove(&key)
         {
             drop(state);
-            let (from, tag) = (key.0, receive.inbound.tag);
-            let room = receive.inbound.buf.byte_len();
+            let (from, tag) = (key.0, receive.tag);
+            let room = receive.buf.byte_len();
             let what = format!(
                 "rank {from} sent {filled} of {room} bytes with tag {tag}, and no more in time"
             );
             let err = Error::new(ErrorKind::Timeout, what).from_peer(from);
-            let err = err.at(receive.place(&self.place));
-            receive.inbound.part.end(Err(err.clone()));
+            let err = err.at(receive.part.place());
+            receive.part.end(Err(err.clone()));
             return Some(err);
         }
         let late = state.sends.iter().find(|(_, send)| send.deadline <= now);
@@ -446,7 +423,7 @@ impl Messages {
         let send = state.sends.remove(&ticket)?;
         drop(state);
         let what = format!("rank {} did not take tag {} in time", send.peer, send.tag);
-        let err = Error::new(ErrorKind::Timeout, what).at(send.place(&self.place));
+        let err = Error::new(ErrorKind::Timeout, what).at(send.part.place());
         send.part.end(Err(err.clone()));
         Some(err)
     }
@@ -461,23 +438,18 @@ impl Messages {
         drop(state);
         self.settled.notify_all();
         for send in sends.into_values() {
-            let place = send.place(&self.place);
-            send.part.end(Err(Error::because(cause).at(place)));
+            send.part.end(Err(Error::because(cause)));
         }
         let arriving = arriving.into_values().map(|arriving| arriving.receive);
         for receive in receives.into_iter().chain(arriving) {
-            let place = receive.place(&self.place);
-            receive
-                .inbound
-                .part
-                .end(Err(Error::because(cause).at(place)));
+            receive.part.end(Err(Error::because(cause)));
         }
     }
 }
 
-impl Receive {
+impl Inbound {
     fn complete(self, from: usize, copied: Result<()>) {
-        let Inbound { buf, part, .. } = self.inbound;
+        let Self { buf, part, .. } = self;
         part.end(copied.map(|()| Done {
             source: Some(from),
             ..buf.into()
@@ -488,17 +460,25 @@ impl Receive {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use phalanx_pg::{DType, RawWork, completion};
+    use phalanx_pg::{Call, DType, RawWork};
     use std::time::Duration;
 
     fn receive(messages: &Messages, peer: usize, deadline: Instant) -> RawWork {
-        let (completer, work) = completion();
-        let inbound = Inbound {
+        let call = Call::Recv {
+            buf: Buffer::zeroed(DType::U8, 100),
             peer: Some(peer),
             tag: 7,
-            buf: Buffer::zeroed(DType::U8, 100),
+        };
+        let (mut calls, work) = messages.issued().issue(call, |_| Ok(())).unwrap();
+        let (Call::Recv { buf, peer, tag }, part) = calls.remove(0) else {
+            panic!("it is a receive");
+        };
+        let inbound = Inbound {
+            peer,
+            tag,
+            buf,
             deadline,
-            part: phalanx_pg::Tally::parts(completer, 1, false).remove(0),
+            part,
         };
         let letter = messages.receive(inbound, &|_, _, _| false);
         assert!(letter.is_none(), "nothing has come yet");

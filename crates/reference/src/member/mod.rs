@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use phalanx_pg::{Error, ErrorKind, Place, Result};
+use phalanx_pg::{Error, ErrorKind, Place, PointToPoint, Result};
 
 use crate::connect::Seat;
 use crate::mailbox::{Data, Delivery, Label, Letter, Mailbox};
@@ -30,6 +30,7 @@ pub(crate) struct Member {
     rank: usize,
     size: usize,
     timeout: Duration,
+    messages: PointToPoint,
     state: Mutex<State>,
     /// A message for a collective came or went out, or the group ended.
     arrived: Condvar,
@@ -84,6 +85,7 @@ impl Member {
             rank,
             size,
             timeout: seat.timeout,
+            messages: PointToPoint::new(seat.place_of(rank)),
             state: Mutex::new(state),
             arrived: Condvar::new(),
             settled: Condvar::new(),
@@ -114,6 +116,11 @@ impl Member {
         self.timeout
     }
 
+    /// Number of sends and receives issued.
+    pub(crate) fn p2p_sequence(&self) -> u64 {
+        self.messages.sequence()
+    }
+
     /// What broke the group, if it is broken.
     pub(crate) fn broken(&self) -> Option<Error> {
         match &self.state.lock().phase {
@@ -142,7 +149,7 @@ impl Member {
         drop(state);
         match delivery {
             Delivery::Matched(pending, letter) => {
-                pending.received(&letter, &self.place);
+                pending.received(&letter);
                 self.settled.notify_all();
             }
             Delivery::Kept => {
@@ -289,7 +296,7 @@ impl Member {
         self.clock.notify_all();
         self.transport().close(farewell);
         for pending in pending {
-            pending.fail(&cause, &self.place);
+            pending.fail(&cause);
         }
     }
 }

@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use phalanx_pg::{
-    Call, CallOptions, Error, ErrorKind, MAX_OUTSTANDING, RawWork, Result, Tally, completion,
-};
+use phalanx_pg::{Call, CallOptions, Error, ErrorKind, MAX_OUTSTANDING, RawWork, Result};
 
 use super::{Member, Phase};
 use crate::mailbox::{Data, Label};
@@ -20,27 +18,24 @@ impl Member {
     ) -> Result<RawWork> {
         let timeout = options.timeout.unwrap_or(self.timeout);
         let deadline = Instant::now() + timeout.min(Duration::from_secs(1 << 30));
-        let (calls, batch) = match call {
-            Call::Batch(calls) => (calls, true),
-            call => (vec![call], false),
-        };
-        self.admit(&calls)?;
-        let (completer, work) = completion();
-        let parts = Tally::parts(completer, calls.len(), batch);
-        for (call, part) in calls.into_iter().zip(parts) {
+        let (calls, work) = self.messages.issue(call, |calls| self.admit(calls))?;
+        for (call, part) in calls {
             match call {
-                Call::Send { data, peer, tag } => {
-                    let data = Arc::new(data.as_bytes()?.to_vec());
-                    let send = Pending::new(part, Some(peer), tag, None, deadline);
-                    self.send(send, peer, Label::Tag(tag), data);
-                }
+                Call::Send { data, peer, tag } => match data.as_bytes() {
+                    Ok(bytes) => {
+                        let data = Arc::new(bytes.to_vec());
+                        let send = Pending::new(part, Some(peer), tag, None, deadline);
+                        self.send(send, peer, Label::Tag(tag), data);
+                    }
+                    Err(err) => part.end(Err(err)),
+                },
                 Call::Recv { buf, peer, tag } => {
                     let receive = Pending::new(part, peer, tag, Some(buf), deadline);
                     self.post(receive);
                 }
                 other => {
                     let what = format!("{} is not a point-to-point call", other.kind());
-                    return Err(Error::unsupported(what).at(self.place.clone()));
+                    part.end(Err(Error::unsupported(what)));
                 }
             }
         }
@@ -51,19 +46,17 @@ impl Member {
     /// Refuses before anything is sent.
     fn admit(&self, calls: &[Call]) -> Result<()> {
         let state = self.state.lock();
-        let mut place = self.place.clone();
-        place.call = calls.first().map(Call::kind);
-        state.check(&place)?;
+        state.check(&self.place)?;
         if state.mailbox.posted() + state.sends.len() + calls.len() > MAX_OUTSTANDING {
             let full = format!("{MAX_OUTSTANDING} operations are outstanding, wait for some");
-            return Err(Error::new(ErrorKind::QueueFull, full).at(place));
+            return Err(Error::new(ErrorKind::QueueFull, full));
         }
         Ok(())
     }
 
     fn send(&self, send: Pending, peer: usize, label: Label, data: Data) {
         let mut state = self.state.lock();
-        if let Err(err) = state.check(&send.place(&self.place)) {
+        if let Err(err) = state.check(&send.place()) {
             drop(state);
             return send.fail_as(err);
         }
@@ -80,7 +73,7 @@ impl Member {
     fn post(&self, receive: Pending) {
         let (from, label) = (receive.peer, Label::Tag(receive.tag));
         let mut state = self.state.lock();
-        if let Err(err) = state.check(&receive.place(&self.place)) {
+        if let Err(err) = state.check(&receive.place()) {
             drop(state);
             return receive.fail_as(err);
         }
@@ -88,7 +81,7 @@ impl Member {
         let gone = from.and_then(|peer| state.gone[peer].clone());
         drop(state);
         match (matched, gone) {
-            (Some((receive, letter)), _) => receive.received(&letter, &self.place),
+            (Some((receive, letter)), _) => receive.received(&letter),
             (None, Some(why)) => self.fail(&why),
             (None, None) => {}
         }
@@ -133,7 +126,7 @@ impl Member {
         while matches!(state.phase, Phase::Open) {
             let now = Instant::now();
             if let Some(late) = state.take_late(now) {
-                let err = late.late().at(late.place(&self.place));
+                let err = late.late().at(late.place());
                 drop(state);
                 self.fail(&err);
                 return late.fail_as(err);
