@@ -113,7 +113,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         if !args.json {
             println!("{}", kind.name);
             for (name, value) in figures.as_object().into_iter().flatten() {
-                println!("  {name:>28}  {value:.4}");
+                println!("  {name:>28}  {:.4}", value.as_f64().unwrap_or(f64::NAN));
             }
         }
         models.insert(kind.name.into(), figures);
