@@ -31,9 +31,19 @@ impl MpiGroup {
     /// collective call.
     ///
     /// Needs no store. Starts MPI if the program has not; then it is ended when the process ends.
-    /// A process that no launcher has started is a world of one.
+    /// A process that no launcher has started is a world of one; one of several that a launcher
+    /// other than MPI's has started (`WORLD_SIZE`) is an error.
     pub fn world(timeout: Duration) -> Result<Arc<dyn ProcessGroup>> {
-        Self::named("world", timeout).map(|group| group as Arc<dyn ProcessGroup>)
+        let group = Self::named("world", timeout)?;
+        let told = std::env::var("WORLD_SIZE").unwrap_or_default();
+        if group.size() == 1 && told.parse::<usize>().is_ok_and(|told| told > 1) {
+            group.shutdown()?;
+            return Err(Error::invalid(format!(
+                "this is one of {told} ranks (WORLD_SIZE), but for MPI it is alone; start the ranks \
+                 with mpirun, srun or phalanx run --launcher mpirun"
+            )));
+        }
+        Ok(group)
     }
 
     /// As [`world`](MpiGroup::world), for a program that knows its rank and size from elsewhere:

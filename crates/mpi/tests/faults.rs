@@ -24,6 +24,15 @@ fn an_operation_that_takes_too_long_breaks_the_group_for_everybody() {
 }
 
 #[test]
+fn a_rank_that_another_launcher_has_started_is_not_taken_for_a_world_of_one() {
+    World::new(1).env("WORLD_SIZE", "2").run(|_| {
+        let err = MpiGroup::world(TIMEOUT).expect_err("there are two");
+        assert_eq!(err.kind(), ErrorKind::Invalid);
+        assert!(err.to_string().contains("--launcher mpirun"), "{err}");
+    });
+}
+
+#[test]
 fn a_rank_that_gives_up_leaves_nobody_behind_in_mpi() {
     mpirun(2).run(|ctx| {
         let group = connect(ctx);
