@@ -184,7 +184,7 @@ impl Lane {
         shared
             .usable(&queue)
             .map_err(|err| err.at(shared.place(kind, queue.next_seq)))?;
-        if queue.jobs.len() >= MAX_OUTSTANDING {
+        if queue.jobs.len() + queue.busy >= MAX_OUTSTANDING {
             let full = format!("{MAX_OUTSTANDING} operations are outstanding, wait for some");
             let err = Error::new(ErrorKind::QueueFull, full);
             return Err(err.at(shared.place(kind, queue.next_seq)));
