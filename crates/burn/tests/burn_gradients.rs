@@ -291,6 +291,16 @@ fn a_parameter_used_outside_forward_is_an_error() {
 }
 
 #[test]
+fn a_backward_without_ddp_is_an_error_in_the_next_forward() {
+    let mlp = Mlp::new(&[6, 6, 6], &device());
+    let mut ddp = Ddp::new(mlp, alone(), DdpConfig::default()).unwrap();
+    let loss = ddp.forward(|mlp| mlp.loss(0, 0..4)).unwrap();
+    drop(loss.backward());
+    let message = text(ddp.forward(|mlp| mlp.loss(0, 0..4)));
+    assert!(message.contains("call Ddp::backward"), "{message}");
+}
+
+#[test]
 fn unused_parameters_are_named() {
     let mlp = Mlp::new(&[6, 6, 6], &device());
     let mut ddp = Ddp::new(mlp, alone(), DdpConfig::default()).unwrap();

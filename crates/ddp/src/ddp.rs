@@ -105,6 +105,16 @@ impl<M: Replica> Ddp<M> {
     /// Synchronises buffers first, and rebuilds buckets if it is time. Several forwards may
     /// precede one [`backward`](Ddp::backward).
     pub fn forward<T>(&mut self, f: impl FnOnce(&mut M::Hooked) -> T) -> Result<T> {
+        if self
+            .pass
+            .as_ref()
+            .is_some_and(|(pass, _)| pass.has_gradients())
+        {
+            return Err(Error::invalid(
+                "a backward ran without Ddp, so its gradients were not averaged and not handed out; \
+                 call Ddp::backward with the loss in its place",
+            ));
+        }
         let opening = self
             .pass
             .as_ref()

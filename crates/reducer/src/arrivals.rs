@@ -30,6 +30,11 @@ impl Arrivals {
         self.at[slot].load(Ordering::Acquire) != 0
     }
 
+    /// Whether any slot has a number.
+    pub(crate) fn any(&self) -> bool {
+        self.next.load(Ordering::Acquire) != 0
+    }
+
     /// Slots in the order of their numbers.
     pub(crate) fn order(&self) -> Vec<Slot> {
         let mut arrived: Vec<Slot> = (0..self.at.len()).filter(|&slot| self.has(slot)).collect();

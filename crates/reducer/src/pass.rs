@@ -111,6 +111,11 @@ impl Pass {
         Sink(Arc::clone(&self.running))
     }
 
+    /// Whether the gradient of any parameter is complete.
+    pub fn has_gradients(&self) -> bool {
+        self.running.arrivals.any()
+    }
+
     /// Takes the time at which forward ends and backward starts. Without it the first gradient
     /// counts as the start.
     pub fn backward_starts(&self) {
