@@ -64,7 +64,8 @@ pub(crate) fn check<M: Replica>(model: &M, params: &[ParamSpec]) -> Result<()> {
     model.check()?;
     if params.is_empty() {
         return Err(Error::invalid(
-            "the model has no parameter that needs a gradient; use it without Ddp",
+            "the model has no parameter that needs a gradient; make it on a device with gradients (in \
+             burn, one with `.autodiff()`), or use it without Ddp",
         ));
     }
     let buffers = model.buffers();

@@ -1,12 +1,13 @@
 //! What can go wrong in distributed data parallel.
 
+use std::fmt;
 use std::sync::Arc;
 
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a step could not be taken.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An argument or a call makes no sense; nothing was changed or sent.
@@ -27,6 +28,13 @@ pub enum Error {
     /// The front end: a framework's tensor could not be read or written.
     #[error("{0}")]
     Frontend(Arc<str>),
+}
+
+/// As for people: it is what a `main` that returns an error shows.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
 }
 
 impl Error {

@@ -9,7 +9,7 @@ use crate::params::{ParamSpec, Slot};
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why gradients could not be averaged. Cheap to clone: a pass keeps its first error.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An argument makes no sense; nothing was changed or sent.
@@ -81,6 +81,13 @@ pub enum Error {
     /// The process group failed.
     #[error(transparent)]
     Group(#[from] phalanx_pg::Error),
+}
+
+/// As for people: it is what a `main` that returns an error shows.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
 }
 
 impl Error {
