@@ -277,6 +277,12 @@ fn why(ranks: f64, together: &Outcome, alone: &Outcome) -> Result<String, Failur
         together.number("/step/communication_us")?,
     ];
     let hidden = 100.0 * together.number("/step/hidden")?;
+    if speedup > ranks {
+        return Ok(format!(
+            "training at {speedup:.1} times the speed of one process, more than {ranks} ranks can gain: the \
+             machine had\nother work at least during one of the two, so the times say little"
+        ));
+    }
     Ok(format!(
         "training at {speedup:.1} times the speed of one process; a model this small does not scale \
          far: a step computes for\n{whole:.0} us in one process and for {compute:.0} us in each of \
