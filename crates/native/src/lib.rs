@@ -45,7 +45,7 @@
 //!
 //! # Not done
 //!
-//! Huge pages; several threads per slice, and NUMA; more than one stream between two ranks;
+//! Several threads per slice, and NUMA; more than one stream between two ranks;
 //! algorithms for many hosts other than direct exchange; encryption between hosts; systems other
 //! than Linux. ARM is expected to work and has not been run by us.
 

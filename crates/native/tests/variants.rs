@@ -154,11 +154,13 @@ fn assert_same(sum: &Buffer, expected: &[u8], what: &str) {
 
 #[test]
 fn one_host_gives_the_bits_of_the_rule_book() {
-    for kernels in ["", "portable"] {
-        let world = match kernels {
-            "" => World::new(3),
-            kernels => World::new(3).env("PHALANX_KERNELS", kernels),
-        };
+    let hints = [
+        ("PHALANX_HUGE_PAGES", "0"),
+        ("PHALANX_KERNELS", "portable"),
+        ("PHALANX_HUGE_PAGES", "1"),
+    ];
+    for (name, value) in hints {
+        let world = World::new(3).env(name, value);
         world.deadline(DEADLINE).run(|ctx| {
             let group = connect(ctx);
             for (dtype, op) in FLOATS

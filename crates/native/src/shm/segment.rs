@@ -8,6 +8,10 @@ use phalanx_pg::{Error, ErrorKind, Result};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+/// Set to `1`, asks the kernel for huge pages. A hint: the system decides (for memory like this by
+/// `/sys/kernel/mm/transparent_hugepage/shmem_enabled`), and all works without.
+const HUGE_VAR: &str = "PHALANX_HUGE_PAGES";
+
 /// A mapping of a sealed memfd.
 ///
 /// Nothing is left of it once every process that has it open is gone, however they ended. The
@@ -20,6 +24,8 @@ pub(crate) struct Segment {
     base: NonNull<u8>,
     len: usize,
     fd: OwnedFd,
+    /// Whether huge pages were asked for.
+    huge: bool,
 }
 
 // SAFETY: the mapping is not bound to a thread and stays until drop; see the type's documentation.
@@ -66,11 +72,22 @@ impl Segment {
         };
         let base = base.map_err(|err| refused("mapping shared memory", err))?;
         let base = NonNull::new(base.cast()).expect("the kernel maps nothing at zero");
-        let segment = Self { base, len, fd };
+        let huge = std::env::var_os(HUGE_VAR).is_some_and(|value| value == "1");
+        let segment = Self {
+            base,
+            len,
+            fd,
+            huge,
+        };
         // A child must not reach it: it would be a rank that nobody knows of.
         // SAFETY: the range is this mapping; nothing is unmapped or changed in this process.
         let kept = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, Advice::LinuxDontFork) };
         kept.map_err(|err| refused("keeping memory from children", err))?;
+        if huge {
+            // SAFETY: as above. A kernel without huge pages refuses, which changes nothing.
+            let _ =
+                unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, Advice::LinuxHugepage) };
+        }
         Ok(segment)
     }
 
@@ -85,16 +102,24 @@ impl Segment {
         {
             return Err(no_room(len, &format!("{room} bytes are available")));
         }
+        if self.huge {
+            // Before the pages are taken through the descriptor, which does not know the hint.
+            self.populate(at, len);
+        }
         let flags = FallocateFlags::empty();
         rustix::fs::fallocate(&self.fd, flags, at as u64, len as u64)
             .map_err(|err| no_room(len, &err.to_string()))?;
-        // Page faults now instead of in the first operation; what fails here faults there.
+        self.populate(at, len);
+        Ok(())
+    }
+
+    /// Page faults now instead of in the first operation; what fails here faults there.
+    fn populate(&self, at: usize, len: usize) {
         // SAFETY: the range is in this mapping, and populating changes no contents.
         let _ = unsafe {
             let start = self.base.as_ptr().add(at & !0xfff);
             rustix::mm::madvise(start.cast(), len, Advice::LinuxPopulateWrite)
         };
-        Ok(())
     }
 
     /// Number of bytes.
