@@ -105,8 +105,8 @@ fn example(name: &str, backend: &str) -> Cmd {
     let run = ["run", "--release", "--package", "phalanx-conformance"];
     let run = Cmd::cargo().args(run);
     let run = match backend {
-        // On a C library, so not in the facade unless it is asked for.
-        "gloo" => run.args(["--features", "phalanx/gloo"]),
+        // Not in the facade unless they are asked for.
+        "gloo" | "reference" => run.args(["--features", &format!("phalanx/{backend}")]),
         _ => run,
     };
     run.args(["--example", name, "--"])
