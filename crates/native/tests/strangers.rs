@@ -78,10 +78,11 @@ fn a_group_forms_while_strangers_call() {
                     let port = door_of(&String::from_utf8(pid).unwrap());
                     drop(visit(port, b""));
                     // A hello as it should be, for a group that is not this one.
-                    let mut hello = b"PHLXPGR\x01".to_vec();
+                    let mut hello = b"PHLXPGR\x02".to_vec();
                     hello.extend([7; 32]);
                     hello.extend(2u32.to_le_bytes());
                     hello.extend((rank as u32).to_le_bytes());
+                    hello.extend(0u32.to_le_bytes());
                     hello.push(token.is_some().into());
                     hello.extend([9; 32]);
                     let words: [&[u8]; 5] = [
