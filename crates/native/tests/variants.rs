@@ -152,6 +152,34 @@ fn assert_same(sum: &Buffer, expected: &[u8], what: &str) {
     assert_eq!((sum.len(), differs), (expected.len(), None), "{what}");
 }
 
+/// What three ranks sum up to, at the greatest length.
+fn rule_book(dtype: DType, op: ReduceOp) -> Vec<u8> {
+    let inputs: Vec<Vec<u8>> = (0..3).map(|rank| numbers(dtype, rank, LENS[4])).collect();
+    let parts = inputs.iter().map(|bytes| Contribution::new(op, bytes));
+    let mut whole = vec![0; inputs[0].len()];
+    reduce(op, dtype, &parts.collect::<Vec<_>>(), &mut whole);
+    whole
+}
+
+#[test]
+fn streams_change_no_bit() {
+    // In these maps the order of the hosts is that of the ranks.
+    for hosts in [["a", "a", "b"], ["a", "b", "c"]] {
+        for (streams, piece) in [("2", "4099"), ("5", "65536")] {
+            let world = World::new(3).env("PHALANX_STREAMS", streams);
+            let world = world.env("PHALANX_PIECE", piece).deadline(DEADLINE);
+            world.run(|ctx| {
+                let group = connect_across(ctx, &hosts);
+                for dtype in [DType::BF16, DType::F32, DType::Complex64] {
+                    let op = ReduceOp::Sum;
+                    same_bits(&group, dtype, op, &rule_book(dtype, op));
+                }
+                group.shutdown().unwrap();
+            });
+        }
+    }
+}
+
 #[test]
 fn one_host_gives_the_bits_of_the_rule_book() {
     let hints = [
@@ -170,15 +198,7 @@ fn one_host_gives_the_bits_of_the_rule_book() {
                 if !op.is_defined_for(dtype) {
                     continue;
                 }
-                let inputs: Vec<Vec<u8>> =
-                    (0..3).map(|rank| numbers(dtype, rank, LENS[4])).collect();
-                let parts: Vec<_> = inputs
-                    .iter()
-                    .map(|bytes| Contribution::new(op, bytes))
-                    .collect();
-                let mut whole = vec![0; inputs[0].len()];
-                reduce(op, dtype, &parts, &mut whole);
-                same_bits(&group, dtype, op, &whole);
+                same_bits(&group, dtype, op, &rule_book(dtype, op));
             }
             group.shutdown().unwrap();
         });
