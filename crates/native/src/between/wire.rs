@@ -27,7 +27,7 @@ const GRACE: Duration = Duration::from_millis(200);
 const AHEAD_OF_WIRE: usize = 2;
 
 /// Most rooms that are kept for the next operation.
-const SPARE_ROOMS: usize = 64;
+const SPARE_ROOMS: usize = 32;
 
 /// What an operation does with pieces.
 pub(crate) trait Script {
