@@ -178,6 +178,21 @@ impl Error {
         })
     }
 
+    /// The same error under the name that the caller knows, whatever it was the error of before.
+    pub(crate) fn called(self, action: &'static str) -> Self {
+        let place = Place {
+            action: Some(action),
+            ..self.0.place.clone()
+        };
+        let Inner {
+            kind,
+            message,
+            cause,
+            ..
+        } = &*self.0;
+        Self::build(*kind, place, message.clone(), cause.clone())
+    }
+
     /// What kind of failure it is.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
