@@ -4,7 +4,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{TIMEOUT, connect, mpirun};
+use common::{DEADLINE, TIMEOUT, connect, mpirun};
 use phalanx_conformance::group::{break_by_timeout, wake_by_abort};
 use phalanx_mpi::MpiGroup;
 use phalanx_pg::registry::GroupInit;
@@ -63,6 +63,107 @@ fn a_rank_that_gives_up_leaves_nobody_behind_in_mpi() {
         assert!(err.to_string().contains("rank 0 reports"), "{err}");
         ctx.store().set("over", b"").unwrap();
     });
+}
+
+/// Long enough for ranks that are there.
+const SHORT: Duration = Duration::from_secs(3);
+
+#[test]
+fn a_rank_that_is_late_to_form_a_group_is_named_and_nobody_waits_for_ever() {
+    mpirun(3).run(|ctx| {
+        let world = MpiGroup::world(SHORT).unwrap();
+        let late = ctx.rank() == 2;
+        if late {
+            ctx.store().wait(&["gave up/0", "gave up/1"]).unwrap();
+        }
+        let err = world.new_group(&[0, 1, 2], "part").expect_err("too late");
+        assert_eq!(err.kind(), ErrorKind::Timeout, "{err:?}");
+        assert_eq!(err.peer(), Some(if late { 0 } else { 2 }), "{err}");
+        assert_eq!(err.place().action, Some("new_group"), "{err}");
+        let who = if late { "ranks [0, 1]" } else { "rank 2" };
+        assert!(
+            err.to_string().contains(&format!("{who} did not join")),
+            "{err}"
+        );
+        let key = format!("gave up/{}", ctx.rank());
+        ctx.store().set(&key, b"").unwrap();
+        ctx.store().wait(&["gave up/2"]).unwrap();
+        // Nobody has entered MPI, so the world is as it was.
+        let part = world.new_group(&[0, 1, 2], "again").unwrap().unwrap();
+        part.barrier().unwrap();
+        part.shutdown().unwrap();
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn groups_that_ranks_form_in_different_orders_are_an_error_and_not_a_deadlock() {
+    mpirun(2).run(|ctx| {
+        let world = MpiGroup::world(SHORT).unwrap();
+        let mut names = ["first", "second"];
+        names.rotate_left(ctx.rank());
+        let other = Some(1 - ctx.rank());
+        for name in names {
+            let err = world
+                .new_group(&[0, 1], name)
+                .expect_err("in another order");
+            assert_eq!(
+                (err.kind(), err.peer()),
+                (ErrorKind::Timeout, other),
+                "{err}"
+            );
+            ctx.store()
+                .set(&format!("{name}/{}", ctx.rank()), b"")
+                .unwrap();
+            let others = names[usize::from(name == names[0])];
+            ctx.store()
+                .wait(&[&format!("{others}/{}", 1 - ctx.rank())])
+                .unwrap();
+        }
+        world.barrier().unwrap();
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn a_group_that_mpi_does_not_make_in_time_is_an_error_also_for_who_comes_later() {
+    mpirun(2).run(|ctx| {
+        let world = connect(ctx);
+        if ctx.rank() == 0 {
+            let err = MpiGroup::world(SHORT).expect_err("rank 1 is not there");
+            assert_eq!(err.kind(), ErrorKind::Timeout, "{err:?}");
+            ctx.store().set("gave up", b"").unwrap();
+        } else {
+            ctx.store().wait(&["gave up"]).unwrap();
+            let second = MpiGroup::world(TIMEOUT).unwrap();
+            let err = second.barrier().expect_err("rank 0 is not in it");
+            assert_eq!(
+                (err.kind(), err.peer()),
+                (ErrorKind::Aborted, Some(0)),
+                "{err:?}"
+            );
+            assert!(err.to_string().contains("rank 0 gave up"), "{err}");
+        }
+        world.barrier().unwrap();
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn a_process_that_ends_with_a_thread_inside_mpi_ends_the_job() {
+    mpirun(2).check(
+        |ctx| {
+            let _world = connect(ctx);
+            if ctx.rank() == 0 {
+                MpiGroup::world(SHORT).expect_err("rank 1 is not there");
+                return;
+            }
+            // It is mpirun that ends this: it has seen a process end that did not say so to MPI.
+            std::thread::sleep(DEADLINE);
+            panic!("nobody should come here");
+        },
+        |outcome| assert_eq!(outcome.rank(1).end, End::Lost, "{}", outcome.report()),
+    );
 }
 
 #[test]
