@@ -4,10 +4,10 @@ use std::ffi::c_int;
 use std::mem::{ManuallyDrop, MaybeUninit};
 
 use mpi::ffi;
-use phalanx_pg::Result;
+use phalanx_pg::{Error, ErrorKind, Result};
 
 use crate::comm::{Comm, MAX_COUNT, number};
-use crate::library::{check, enter};
+use crate::library::{check, enter, error_class};
 
 /// From whom: one rank or any.
 #[derive(Debug, Clone, Copy)]
@@ -30,6 +30,8 @@ pub(crate) struct Arrival {
 pub(crate) struct Flight<M> {
     requests: Vec<ffi::MPI_Request>,
     statuses: Vec<MaybeUninit<ffi::MPI_Status>>,
+    /// Those that were longer than the room for them, by the number of their start.
+    cut_off: Vec<usize>,
     landed: bool,
     memory: ManuallyDrop<M>,
 }
@@ -43,6 +45,7 @@ impl<M> Flight<M> {
         Self {
             requests: Vec::new(),
             statuses: Vec::new(),
+            cut_off: Vec::new(),
             landed: true,
             memory: ManuallyDrop::new(memory),
         }
@@ -141,16 +144,37 @@ impl<M> Flight<M> {
         let _inside = enter()?;
         let mut done = 0;
         // SAFETY: as many requests as said, all of this flight, and room for as many statuses.
-        check("MPI_Testall", unsafe {
+        let code = unsafe {
             let (count, requests) = (number(self.requests.len()), self.requests.as_mut_ptr());
             let statuses = self.statuses.as_mut_ptr().cast();
             ffi::MPI_Testall(count, requests, &raw mut done, statuses)
-        })?;
-        self.landed = done != 0;
+        };
+        self.landed = match check("MPI_Testall", code) {
+            Ok(()) => done != 0,
+            Err(_) if error_class(code) == ffi::MPI_ERR_IN_STATUS => self.sort_out()?,
+            Err(err) => return Err(err),
+        };
         Ok(self.landed)
     }
 
-    /// What came with a message that was received, by the number of its start.
+    /// What is wrong, when MPI says that something is: a message that was too long has come all the
+    /// same. Whether all are through.
+    fn sort_out(&mut self) -> Result<bool> {
+        let mut through = true;
+        for (message, status) in self.statuses.iter().enumerate() {
+            // SAFETY: MPI has written all of them when it says to look there.
+            let code = unsafe { status.assume_init_ref() }.MPI_ERROR;
+            match error_class(code) {
+                ffi::MPI_ERR_TRUNCATE => self.cut_off.push(message),
+                ffi::MPI_ERR_PENDING => through = false,
+                _ => check("MPI_Testall", code)?,
+            }
+        }
+        Ok(through)
+    }
+
+    /// What came with a message that was received, by the number of its start; an error if it was
+    /// longer than the room for it.
     ///
     /// # Panics
     ///
@@ -159,13 +183,18 @@ impl<M> Flight<M> {
         assert!(self.landed, "messages are on their way");
         // SAFETY: MPI has written it when it said that all are through.
         let status = unsafe { self.statuses[message].assume_init_ref() };
+        let from = usize::try_from(status.MPI_SOURCE).unwrap_or(usize::MAX);
+        if self.cut_off.contains(&message) {
+            let what = format!("rank {from} sent more than there is room for");
+            return Err(Error::new(ErrorKind::Mismatch, what).from_peer(from));
+        }
         let mut bytes = 0;
         // SAFETY: a status of MPI's.
         check("MPI_Get_count", unsafe {
             ffi::MPI_Get_count(&raw const *status, ffi::RSMPI_UINT8_T, &raw mut bytes)
         })?;
         Ok(Arrival {
-            from: usize::try_from(status.MPI_SOURCE).unwrap_or(usize::MAX),
+            from,
             bytes: usize::try_from(bytes).unwrap_or(0),
         })
     }
@@ -184,9 +213,10 @@ impl<M> Flight<M> {
         assert!(self.landed, "messages are on their way");
         // SAFETY: taken once: the flight ends here, without its drop.
         let memory = unsafe { ManuallyDrop::take(&mut self.memory) };
-        // Its two vectors.
+        // Its vectors.
         drop(std::mem::take(&mut self.requests));
         drop(std::mem::take(&mut self.statuses));
+        drop(std::mem::take(&mut self.cut_off));
         std::mem::forget(self);
         memory
     }

@@ -324,6 +324,28 @@ impl Member {
         round.run(call, &heard?)
     }
 
+    /// That all ranks have the same batch, before any of its calls.
+    fn agree_on(&self, batch: Fingerprint, turn: &Turn) -> Result<()> {
+        let room = std::mem::take(&mut self.state.lock().room);
+        let mut hello = Hello::new(&self.control, batch, &[], room);
+        self.wait_for(&mut hello, turn.seq, turn.deadline)?;
+        let (heard, room) = hello.end();
+        self.state.lock().room = room;
+        heard.map(drop)
+    }
+
+    fn run_batch(&self, batch: Call, turn: &Turn) -> Result<Done> {
+        self.agree_on(Fingerprint::of(&batch, turn.seq), turn)?;
+        let Call::Batch(calls) = batch else {
+            return self.run_one(batch, turn);
+        };
+        let parts = calls.into_iter().map(|call| self.run_one(call, turn));
+        Ok(Done {
+            parts: parts.collect::<Result<_>>()?,
+            ..Done::default()
+        })
+    }
+
     /// Another rank may have heard from everybody and be in MPI's collective, which it cannot
     /// leave. So what this rank has given up goes on, in a thread that nobody waits for, and keeps
     /// its memory.
@@ -362,13 +384,7 @@ impl State {
 impl Engine for Member {
     fn run(&self, call: Call, turn: &Turn) -> Result<Done> {
         let result = match call {
-            Call::Batch(calls) => {
-                let parts = calls.into_iter().map(|call| self.run_one(call, turn));
-                parts.collect::<Result<_>>().map(|parts| Done {
-                    parts,
-                    ..Done::default()
-                })
-            }
+            Call::Batch(_) => self.run_batch(call, turn),
             call => self.run_one(call, turn),
         };
         // After a mismatch the ranks are in step: the number is over for all.

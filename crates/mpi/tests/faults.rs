@@ -179,7 +179,16 @@ fn different_calls_are_an_error_on_every_rank_and_the_group_goes_on() {
         let group = connect(ctx);
         let odd = ctx.rank() == 2;
         type Pair = (&'static str, fn(&dyn ProcessGroup, bool) -> Result<()>);
-        let pairs: [Pair; 4] = [
+        let pairs: [Pair; 5] = [
+            ("number of calls", |group, odd| {
+                let count = if odd { 3 } else { 2 };
+                let one = || Buffer::from_vec(vec![1i64]);
+                let bufs = (0..count).map(|_| one()).collect();
+                group
+                    .allreduce_coalesced(bufs, ReduceOp::Sum)?
+                    .wait()
+                    .map(drop)
+            }),
             ("length", |group, odd| {
                 let len = if odd { 5 } else { 4 };
                 let buf = Buffer::zeroed(DType::F32, len);
@@ -218,23 +227,62 @@ fn different_calls_are_an_error_on_every_rank_and_the_group_goes_on() {
 }
 
 #[test]
-fn a_message_of_another_length_is_an_error() {
+fn a_message_of_another_length_is_an_error_and_the_group_goes_on() {
     mpirun(2).run(|ctx| {
         let group = connect(ctx);
-        if ctx.rank() == 0 {
-            let data = Buffer::from_vec(vec![1.0f32; 3]).freeze();
-            group.send(data, 1, 7).unwrap().wait().unwrap();
-        } else {
+        for (len, what) in [(3, "sent 12 bytes"), (8, "more than there is room for")] {
+            if ctx.rank() == 0 {
+                let data = Buffer::from_vec(vec![1.0f32; len]).freeze();
+                group.send(data, 1, 7).unwrap().wait().unwrap();
+                continue;
+            }
             let room = Buffer::zeroed(DType::F32, 5);
-            let err = group
-                .recv(room, 0, 7)
-                .unwrap()
-                .wait()
-                .expect_err("too short");
-            assert_eq!(err.kind(), ErrorKind::Mismatch, "{err:?}");
-            assert!(err.to_string().contains("sent 12 bytes"), "{err}");
+            let came = group.recv(room, 0, 7).unwrap().wait();
+            let err = came.expect_err("not of this length");
+            assert_eq!(
+                (err.kind(), err.peer()),
+                (ErrorKind::Mismatch, Some(0)),
+                "{err:?}"
+            );
+            assert!(err.to_string().contains(what), "{err}");
         }
         group.barrier().unwrap();
+        group.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn counts_that_do_not_fit_are_an_error_where_they_are_seen_and_the_group_goes_on() {
+    mpirun(3).run(|ctx| {
+        let group = connect(ctx);
+        // What rank 0 sends to rank 1, and what that expects.
+        for (sent, expected) in [(2, 1), (1, 2), (0, 1), (1, 0)] {
+            let mut send = vec![1; 3];
+            let mut recv = vec![1; 3];
+            match ctx.rank() {
+                0 => send[1] = sent,
+                1 => recv[0] = expected,
+                _ => {}
+            }
+            let data = Buffer::from_vec(vec![ctx.rank() as i64; send.iter().sum()]).freeze();
+            let room = Buffer::zeroed(DType::I64, recv.iter().sum());
+            let came = group.alltoall_v(data, room, send, recv).unwrap().wait();
+            if ctx.rank() == 1 {
+                let err = came.expect_err("rank 0 sends something else");
+                assert_eq!(
+                    (err.kind(), err.peer()),
+                    (ErrorKind::Mismatch, Some(0)),
+                    "{err:?}"
+                );
+            } else {
+                assert_eq!(came.unwrap().as_slice::<i64>().unwrap(), [0, 1, 2]);
+            }
+        }
+        let sum = group.allreduce(Buffer::from_vec(vec![1i32; LEN]), ReduceOp::Sum);
+        assert_eq!(
+            sum.unwrap().wait().unwrap().as_slice::<i32>().unwrap(),
+            [3; LEN]
+        );
         group.shutdown().unwrap();
     });
 }
