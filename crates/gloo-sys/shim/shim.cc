@@ -367,7 +367,9 @@ int32_t gs_buffer_recv(gs_buffer* buffer, const int* from, size_t from_len, uint
                        gs_error* error) {
   return guard(error, [&] {
     if (from_len == 1) return buffer->buffer->recv(*from, slot);
-    buffer->buffer->recv(std::vector<int>(from, from + from_len), slot);
+    // All of the buffer is the default, but not of one that is empty.
+    auto len = buffer->buffer->size;
+    buffer->buffer->recv(std::vector<int>(from, from + from_len), slot, 0, len);
   });
 }
 

@@ -96,6 +96,29 @@ fn a_rank_that_does_not_come_is_named() {
 }
 
 #[test]
+fn a_message_of_no_elements_may_come_from_anybody() {
+    World::new(3).deadline(DEADLINE).run(|ctx| {
+        let group = connect(ctx);
+        let nothing = || Buffer::zeroed(DType::F32, 0);
+        if ctx.rank() == 0 {
+            let mut from: Vec<usize> = (1..3)
+                .map(|_| group.recv_any(nothing(), 4).unwrap().wait().unwrap().1)
+                .collect();
+            from.sort_unstable();
+            assert_eq!(from, [1, 2]);
+        } else {
+            group
+                .send(nothing().freeze(), 0, 4)
+                .unwrap()
+                .wait()
+                .unwrap();
+        }
+        group.barrier().unwrap();
+        group.shutdown().unwrap();
+    });
+}
+
+#[test]
 fn an_operation_that_takes_too_long_breaks_the_group_for_everybody() {
     World::new(3).deadline(DEADLINE).run(|ctx| {
         break_by_timeout(&connect(ctx), &*ctx.store());
