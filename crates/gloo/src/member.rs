@@ -10,7 +10,7 @@ use phalanx_pg::{
     Call, CallOptions, Done, Engine, Error, ErrorKind, Lane, Notice, Place, PointToPoint, RawWork,
     Result, Turn, Word,
 };
-use phalanx_store::{Deadline, Store};
+use phalanx_store::Store;
 use sha2::{Digest, Sha256};
 
 use crate::collective::{Order, Round};
@@ -107,15 +107,14 @@ impl Member {
             let what = format!("rank {gone} is gone: its process has ended");
             Some(Error::new(ErrorKind::PeerLost, what).from_peer(gone))
         };
-        let keys = Keys {
-            store: &*domain.store,
-            prefix: seat.prefix.clone(),
-            deadline: Deadline::after(seat.limit),
-            give_up: &give_up,
-        };
-        let context = Context::connect(&domain.device, seat.rank, size, &keys, seat.limit);
-        // Why it was given up is more than what gloo was told of it.
-        let context = context.map_err(|err| give_up().unwrap_or_else(|| err.into_error()))?;
+        let keys = Keys::new(&*domain.store, &seat.prefix, seat.limit, &give_up);
+        let context = Self::connect(domain, seat, &keys).map_err(|err| {
+            if domain.service.is_some() {
+                keys.take_back(seat.rank);
+            }
+            // Why it was given up is more than what gloo was told of it.
+            give_up().unwrap_or(err)
+        })?;
         let member = Arc::new(Self {
             id: group_id(&seat.identity),
             place: Place::of_group(&seat.name, seat.rank),
@@ -141,6 +140,16 @@ impl Member {
             messages: Messages::default(),
         });
         Ok(member)
+    }
+
+    fn connect(domain: &Domain, seat: &Seat<'_>, keys: &Keys<'_>) -> Result<Context> {
+        let (rank, size) = (seat.rank, seat.members.len());
+        // PyTorch's ranks say nothing before.
+        if domain.service.is_some() {
+            keys.meet(rank, size)?;
+        }
+        let context = Context::connect(&domain.device, rank, size, keys, keys.left());
+        context.map_err(|err| keys.explain(err))
     }
 
     /// The lane is there: from now on the member hears of its peers.

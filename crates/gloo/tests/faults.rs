@@ -118,6 +118,39 @@ fn a_message_of_no_elements_may_come_from_anybody() {
     });
 }
 
+/// Long enough for ranks that are there.
+const SHORT: Duration = Duration::from_secs(3);
+
+#[test]
+fn a_rank_that_is_late_to_form_a_group_is_named_and_so_are_those_who_gave_up() {
+    World::new(3).deadline(DEADLINE).run(|ctx| {
+        let mut init = init(ctx);
+        init.timeout = SHORT;
+        let world = GlooGroup::connect(&init).unwrap();
+        let late = ctx.rank() == 2;
+        if late {
+            ctx.store().wait(&["gave up/0", "gave up/1"]).unwrap();
+        }
+        let err = world.new_group(&[0, 1, 2], "part").expect_err("too late");
+        assert_eq!(err.kind(), ErrorKind::Timeout, "{err:?}");
+        assert_eq!(err.peer(), Some(if late { 0 } else { 2 }), "{err}");
+        assert_eq!(err.place().action, Some("new_group"), "{err}");
+        let who = if late { "ranks [0, 1]" } else { "rank 2" };
+        assert!(
+            err.to_string().contains(&format!("{who} did not join")),
+            "{err}"
+        );
+        ctx.store()
+            .set(&format!("gave up/{}", ctx.rank()), b"")
+            .unwrap();
+        ctx.store().wait(&["gave up/2"]).unwrap();
+        let part = world.new_group(&[0, 1, 2], "again").unwrap().unwrap();
+        part.barrier().unwrap();
+        part.shutdown().unwrap();
+        world.shutdown().unwrap();
+    });
+}
+
 #[test]
 fn an_operation_that_takes_too_long_breaks_the_group_for_everybody() {
     World::new(3).deadline(DEADLINE).run(|ctx| {
