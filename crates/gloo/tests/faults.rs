@@ -152,6 +152,49 @@ fn a_rank_that_is_late_to_form_a_group_is_named_and_so_are_those_who_gave_up() {
 }
 
 #[test]
+fn what_a_rank_has_sent_comes_also_if_it_drops_the_group_at_once() {
+    World::new(3).deadline(DEADLINE).run(|ctx| {
+        let group = connect(ctx);
+        let recv = |tag| {
+            let room = Buffer::zeroed(DType::F32, 1000);
+            group.recv(room, 0, tag).and_then(|work| work.wait())
+        };
+        match ctx.rank() {
+            0 => {
+                for tag in 0..3 {
+                    let data = Buffer::from_vec(vec![tag as f32; 1000]).freeze();
+                    group.send(data, 1, tag).unwrap().wait().unwrap();
+                }
+                drop(group);
+            }
+            1 => {
+                // Rank 2 waits for nothing that was sent, and is told so before.
+                ctx.store().wait(&["told"]).unwrap();
+                for tag in 0..3 {
+                    let came = recv(tag).unwrap();
+                    assert_eq!(came.as_slice::<f32>().unwrap(), [tag as f32; 1000]);
+                }
+                let err = recv(3).expect_err("rank 0 has sent no more");
+                assert_eq!(
+                    (err.kind(), err.peer()),
+                    (ErrorKind::Aborted, Some(0)),
+                    "{err}"
+                );
+            }
+            _ => {
+                let err = recv(0).expect_err("rank 0 has sent nothing here");
+                assert_eq!(
+                    (err.kind(), err.peer()),
+                    (ErrorKind::Aborted, Some(0)),
+                    "{err}"
+                );
+                ctx.store().set("told", b"").unwrap();
+            }
+        }
+    });
+}
+
+#[test]
 fn an_operation_that_takes_too_long_breaks_the_group_for_everybody() {
     World::new(3).deadline(DEADLINE).run(|ctx| {
         break_by_timeout(&connect(ctx), &*ctx.store());
