@@ -16,10 +16,16 @@ pub(crate) enum Saying {
     /// The sender, who has left, closes its connection with the receiver: this many messages went
     /// over it, and no more will.
     Closing(u64),
+    /// Has the receiver come to the collective of this number?
+    HasCome(u64),
+    /// The answer.
+    Come(u64, bool),
 }
 
 /// What the encoded form begins with; words have numbers of their own, below.
 const CLOSING: u8 = 16;
+const HAS_COME: u8 = 17;
+const COME: u8 = 18;
 
 impl Saying {
     fn encode(&self) -> Vec<u8> {
@@ -28,6 +34,8 @@ impl Saying {
         match self {
             Self::Word(word) => word.encode(),
             Self::Closing(sent) => numbered(CLOSING, *sent, &[]),
+            Self::HasCome(seq) => numbered(HAS_COME, *seq, &[]),
+            Self::Come(seq, come) => numbered(COME, *seq, &[u8::from(*come)]),
         }
     }
 
@@ -40,6 +48,8 @@ impl Saying {
         let number = u64::from_le_bytes(*number);
         match (*kind, rest) {
             (CLOSING, []) => Some(Self::Closing(number)),
+            (HAS_COME, []) => Some(Self::HasCome(number)),
+            (COME, [come @ 0..=1]) => Some(Self::Come(number, *come == 1)),
             _ => None,
         }
     }
@@ -109,6 +119,9 @@ mod tests {
             Saying::Word(Word::Past),
             Saying::Word(Word::Left(7, notice)),
             Saying::Closing(3),
+            Saying::HasCome(u64::MAX),
+            Saying::Come(5, true),
+            Saying::Come(6, false),
         ];
         let frame = |(i, saying)| Frame {
             group: [i as u8; 16],
@@ -134,6 +147,9 @@ mod tests {
         let mut unknown = frames()[1].encode();
         unknown[20] = 9;
         assert!(feed(&unknown).is_err());
+        let mut neither = frames()[5].encode();
+        *neither.last_mut().unwrap() = 2;
+        assert!(feed(&neither).is_err());
         let mut huge = frames()[1].encode();
         huge[16..20].copy_from_slice(&u32::MAX.to_le_bytes());
         assert!(feed(&huge).is_err());

@@ -11,6 +11,7 @@
 //! | `messages.rs` | sends and receives, and who waits for them |
 //! | `member.rs` | one rank of one group: what it is told, and how it ends |
 //! | `parting.rs` | how a rank leaves, and what those do who still need it |
+//! | `roll_call.rs` | who has not come, when an operation runs out of time |
 //! | `links.rs`, `frame.rs` | the connections beside gloo's, over which ranks say why a group ends |
 //! | `connect.rs` | how ranks find each other, and on which network |
 //! | `context.rs`, `error.rs` | gloo's objects with Rust's rules; all that calls the library |
@@ -39,5 +40,6 @@ mod member;
 #[expect(unsafe_code, reason = "lends memory to messages")]
 mod messages;
 mod parting;
+mod roll_call;
 
 pub use group::GlooGroup;

@@ -1,6 +1,6 @@
 //! One rank of one group: what it runs, what it is told, and how it ends.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -78,6 +78,8 @@ pub(crate) struct State {
     pub(crate) past: Vec<bool>,
     /// Who closes its connections to this rank, after how many messages that went over them.
     pub(crate) closing: Vec<Option<u64>>,
+    /// Whether a rank has come to a collective, where it was asked.
+    pub(crate) answers: HashMap<(u64, usize), bool>,
     /// This rank has said that it does not.
     pub(crate) said_past: bool,
     /// Since when something here needs a rank that has left.
@@ -129,6 +131,7 @@ impl Member {
                 left: vec![None; size],
                 past: vec![false; size],
                 closing: vec![None; size],
+                answers: HashMap::new(),
                 said_past: false,
                 held: None,
                 cause: None,
@@ -273,6 +276,7 @@ impl Member {
         match err.kind() {
             ErrorKind::PeerLost if self.domain.service.is_some() => {}
             ErrorKind::Backend => {}
+            ErrorKind::Timeout if seq != u64::MAX => return self.blame(err, seq),
             _ => return err,
         }
         let end = Instant::now() + NEWS;
@@ -318,6 +322,17 @@ impl Member {
             Saying::Closing(sent) => {
                 state.closing[from] = Some(sent);
                 drop(state);
+            }
+            Saying::HasCome(seq) => {
+                let come = state.has_come(seq);
+                drop(state);
+                return self.tell(from, &Saying::Come(seq, come));
+            }
+            Saying::Come(seq, come) => {
+                state.answers.insert((seq, from), come);
+                drop(state);
+                self.changed.notify_all();
+                return;
             }
         }
         self.changed.notify_all();
@@ -376,6 +391,11 @@ impl State {
         }
     }
 
+    /// Whether this rank has begun collective `seq`.
+    fn has_come(&self, seq: u64) -> bool {
+        seq < self.finished || self.ahead.contains(&seq) || self.running.contains(&seq)
+    }
+
     /// Why collective `seq` cannot be, if a rank has left before it.
     pub(crate) fn leaver(&self, seq: u64) -> Option<Error> {
         let mut left = self.left.iter().flatten();
@@ -404,15 +424,14 @@ impl Engine for Member {
             order: self.domain.order,
         };
         let result = round.run(call);
+        let result = result.map_err(|err| self.explain(err, turn.seq));
         let mut state = self.state.lock();
         state.running.remove(&turn.seq);
         if result.is_ok() {
             state.finish(turn.seq);
             self.say_past_if_so(state);
-            return result;
         }
-        drop(state);
-        result.map_err(|err| self.explain(err, turn.seq))
+        result
     }
 
     fn interrupt(&self, cause: &Error) {

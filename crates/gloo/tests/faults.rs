@@ -8,7 +8,8 @@ use common::{DEADLINE, connect, init};
 use phalanx_conformance::group::{break_by_timeout, wake_by_abort};
 use phalanx_gloo::GlooGroup;
 use phalanx_pg::{
-    Buffer, CallKind, Checked, DType, ErrorKind, ProcessGroup, ProcessGroupExt, ReduceOp,
+    Buffer, CallKind, CallOptions, Checked, DType, ErrorKind, ProcessGroup, ProcessGroupExt,
+    ReduceOp,
 };
 use phalanx_testkit::{End, Outcome, World};
 
@@ -191,6 +192,35 @@ fn what_a_rank_has_sent_comes_also_if_it_drops_the_group_at_once() {
                 ctx.store().set("told", b"").unwrap();
             }
         }
+    });
+}
+
+#[test]
+fn a_collective_that_runs_out_of_time_names_those_who_did_not_come() {
+    World::new(4).deadline(DEADLINE).run(|ctx| {
+        let group = connect(ctx);
+        group.barrier().unwrap();
+        if [1, 3].contains(&ctx.rank()) {
+            ctx.store().wait(&["late/0", "late/2"]).unwrap();
+            return;
+        }
+        let options = CallOptions::blocking().with_timeout(Duration::from_secs(1));
+        let sum = group
+            .with(options)
+            .allreduce(Buffer::zeroed(DType::F32, LEN), ReduceOp::Sum);
+        let err = sum.and_then(|work| work.wait()).expect_err("two are late");
+        assert_eq!(
+            (err.kind(), err.peer()),
+            (ErrorKind::Timeout, Some(1)),
+            "{err:?}"
+        );
+        assert!(
+            err.to_string().contains("ranks [1, 3] did not come"),
+            "{err}"
+        );
+        ctx.store()
+            .set(&format!("late/{}", ctx.rank()), b"")
+            .unwrap();
     });
 }
 
