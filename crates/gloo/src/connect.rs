@@ -155,20 +155,11 @@ impl<'a> Keys<'a> {
     }
 
     fn absent(&self, missing: &[usize]) -> Error {
-        let after = self.deadline.elapsed().as_secs_f64();
-        let who = match missing {
-            [] => "a rank".to_owned(),
-            [only] => format!("rank {only}"),
-            several => format!("ranks {several:?}"),
-        };
-        let what = format!(
-            "{who} did not join within {after:.1} s; do all run, with the same store and members?"
+        let did = format!(
+            "did not join within {:.1} s; do all run, with the same store and members?",
+            self.deadline.elapsed().as_secs_f64()
         );
-        let err = Error::new(ErrorKind::Timeout, what);
-        match missing.first() {
-            Some(&rank) => err.from_peer(rank),
-            None => err,
-        }
+        Error::of_ranks(ErrorKind::Timeout, missing, &did)
     }
 
     /// For gloo, which is told a text.

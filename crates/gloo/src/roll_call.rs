@@ -17,14 +17,13 @@ impl Member {
         if self.domain().service.is_none() {
             return err;
         }
-        let absent = self.call_roll(seq);
-        let (first, who) = match absent[..] {
-            [] => return err,
-            [only] => (only, format!("rank {only}")),
-            [first, ..] => (first, format!("ranks {absent:?}")),
-        };
-        let text = err.message();
-        Error::new(err.kind(), format!("{who} did not come: {text}")).from_peer(first)
+        match &self.call_roll(seq)[..] {
+            [] => err,
+            absent => {
+                let did = format!("did not come: {}", err.message());
+                Error::of_ranks(err.kind(), absent, &did)
+            }
+        }
     }
 
     /// Those who say that they have not come to collective `seq`, or say nothing.

@@ -103,13 +103,13 @@ impl Member {
             self.take_back(plan, promised);
             return Err(err);
         }
-        let (parent, late) = (Arc::clone(self), "MPI has not made the group in time");
-        let made = apart(
-            move || parent.make(&plan),
-            deadline,
-            late,
-            || self.look_around(u64::MAX),
+        let late = format!(
+            "ranks {ranks:?} have come, but MPI has not made the group within {:.1} s",
+            self.timeout().as_secs_f64()
         );
+        let parent = Arc::clone(self);
+        let make = move || parent.make(&plan);
+        let made = apart(make, deadline, &late, || self.look_around(u64::MAX));
         if let Err(err) = &made
             && err.kind() == ErrorKind::Timeout
         {
@@ -175,7 +175,6 @@ impl Member {
     }
 
     fn absent(&self, plan: &Plan) -> Error {
-        let limit = self.timeout().as_secs_f64();
         let mut missing = self.missing(plan, |heard| &heard.here);
         let never_came = self.missing(plan, |heard| &heard.gone);
         // Some may only have given up a moment before this one, for want of the others.
@@ -188,18 +187,11 @@ impl Member {
                 first => vec![first],
             };
         }
-        let who = match missing[..] {
-            [only] => format!("rank {only}"),
-            _ => format!("ranks {missing:?}"),
-        };
-        let what = format!(
-            "{who} did not join the group within {limit:.1} s; do all ranks form the same groups?"
+        let did = format!(
+            "did not join within {:.1} s; do all ranks form the same groups?",
+            self.timeout().as_secs_f64()
         );
-        let err = Error::new(ErrorKind::Timeout, what);
-        match missing.first() {
-            Some(&first) => err.from_peer(first),
-            None => err,
-        }
+        Error::of_ranks(ErrorKind::Timeout, &missing, &did)
     }
 
     fn tell(&self, plan: &Plan, peer: usize, kind: u8) {

@@ -5,7 +5,7 @@ mod common;
 use std::time::Duration;
 
 use common::{DEADLINE, TIMEOUT, connect, mpirun};
-use phalanx_conformance::group::{break_by_timeout, wake_by_abort};
+use phalanx_conformance::group::{break_by_timeout, form_too_late, wake_by_abort};
 use phalanx_mpi::MpiGroup;
 use phalanx_pg::registry::GroupInit;
 use phalanx_pg::{
@@ -72,26 +72,7 @@ const SHORT: Duration = Duration::from_secs(3);
 fn a_rank_that_is_late_to_form_a_group_is_named_and_nobody_waits_for_ever() {
     mpirun(3).run(|ctx| {
         let world = MpiGroup::world(SHORT).unwrap();
-        let late = ctx.rank() == 2;
-        if late {
-            ctx.store().wait(&["gave up/0", "gave up/1"]).unwrap();
-        }
-        let err = world.new_group(&[0, 1, 2], "part").expect_err("too late");
-        assert_eq!(err.kind(), ErrorKind::Timeout, "{err:?}");
-        assert_eq!(err.peer(), Some(if late { 0 } else { 2 }), "{err}");
-        assert_eq!(err.place().action, Some("new_group"), "{err}");
-        let who = if late { "ranks [0, 1]" } else { "rank 2" };
-        assert!(
-            err.to_string().contains(&format!("{who} did not join")),
-            "{err}"
-        );
-        let key = format!("gave up/{}", ctx.rank());
-        ctx.store().set(&key, b"").unwrap();
-        ctx.store().wait(&["gave up/2"]).unwrap();
-        // Nobody has entered MPI, so the world is as it was.
-        let part = world.new_group(&[0, 1, 2], "again").unwrap().unwrap();
-        part.barrier().unwrap();
-        part.shutdown().unwrap();
+        form_too_late(&world, &*ctx.store());
         world.shutdown().unwrap();
     });
 }
