@@ -30,10 +30,20 @@ pub(crate) struct Arrival {
 pub(crate) struct Flight<M> {
     requests: Vec<ffi::MPI_Request>,
     statuses: Vec<MaybeUninit<ffi::MPI_Status>>,
-    /// Those that were longer than the room for them, by the number of their start.
-    cut_off: Vec<usize>,
+    /// Those that were through when MPI said that something is wrong, while others were not: it
+    /// says nothing more about them.
+    early: Vec<Early>,
     landed: bool,
     memory: ManuallyDrop<M>,
+}
+
+/// A message that was through before others.
+struct Early {
+    /// The number of its start.
+    message: usize,
+    status: ffi::MPI_Status,
+    /// It was longer than the room for it.
+    cut_off: bool,
 }
 
 // SAFETY: MPI runs with MPI_THREAD_MULTIPLE, so any thread may ask for a request; the handles are
@@ -45,7 +55,7 @@ impl<M> Flight<M> {
         Self {
             requests: Vec::new(),
             statuses: Vec::new(),
-            cut_off: Vec::new(),
+            early: Vec::new(),
             landed: true,
             memory: ManuallyDrop::new(memory),
         }
@@ -162,13 +172,24 @@ impl<M> Flight<M> {
     fn sort_out(&mut self) -> Result<bool> {
         let mut through = true;
         for (message, status) in self.statuses.iter().enumerate() {
-            // SAFETY: MPI has written all of them when it says to look there.
-            let code = unsafe { status.assume_init_ref() }.MPI_ERROR;
-            match error_class(code) {
-                ffi::MPI_ERR_TRUNCATE => self.cut_off.push(message),
-                ffi::MPI_ERR_PENDING => through = false,
-                _ => check("MPI_Testall", code)?,
+            if self.early.iter().any(|early| early.message == message) {
+                continue;
             }
+            // SAFETY: MPI has written all of them when it says to look there.
+            let status = unsafe { *status.assume_init_ref() };
+            let cut_off = match error_class(status.MPI_ERROR) {
+                ffi::MPI_ERR_PENDING => {
+                    through = false;
+                    continue;
+                }
+                ffi::MPI_ERR_TRUNCATE => true,
+                _ => check("MPI_Testall", status.MPI_ERROR).map(|()| false)?,
+            };
+            self.early.push(Early {
+                message,
+                status,
+                cut_off,
+            });
         }
         Ok(through)
     }
@@ -181,10 +202,15 @@ impl<M> Flight<M> {
     /// If not all messages are through.
     pub(crate) fn arrival(&self, message: usize) -> Result<Arrival> {
         assert!(self.landed, "messages are on their way");
-        // SAFETY: MPI has written it when it said that all are through.
-        let status = unsafe { self.statuses[message].assume_init_ref() };
+        let mut early = self.early.iter();
+        let early = early.find(|early| early.message == message);
+        let status = match early {
+            Some(early) => &early.status,
+            // SAFETY: MPI has written it when it said that all are through.
+            None => unsafe { self.statuses[message].assume_init_ref() },
+        };
         let from = usize::try_from(status.MPI_SOURCE).unwrap_or(usize::MAX);
-        if self.cut_off.contains(&message) {
+        if early.is_some_and(|early| early.cut_off) {
             let what = format!("rank {from} sent more than there is room for");
             return Err(Error::new(ErrorKind::Mismatch, what).from_peer(from));
         }
@@ -216,7 +242,7 @@ impl<M> Flight<M> {
         // Its vectors.
         drop(std::mem::take(&mut self.requests));
         drop(std::mem::take(&mut self.statuses));
-        drop(std::mem::take(&mut self.cut_off));
+        drop(std::mem::take(&mut self.early));
         std::mem::forget(self);
         memory
     }
