@@ -1,7 +1,6 @@
 //! Announcing operations to the peers on this host.
 
 use super::*;
-use crate::kernels::copy_few;
 
 impl Local {
     /// Numbers a call and tells the peers of it, as far as there is room.
@@ -271,6 +270,29 @@ impl Local {
                 "groups of {size} ranks; {} is the most",
                 INLINE / 16
             ))),
+        }
+    }
+}
+
+/// Copies what is likely to be one number: a call of the library's copy would cost more than the
+/// copy.
+///
+/// # Safety
+///
+/// `src` is readable and `dst` writable for `bytes` bytes, they do not overlap, and nobody else
+/// touches the one or writes to the other meanwhile.
+#[inline]
+unsafe fn copy_few(src: *const u8, dst: *mut u8, bytes: usize) {
+    // SAFETY: the caller's; whatever the alignment.
+    unsafe {
+        match bytes {
+            4 => dst
+                .cast::<u32>()
+                .write_unaligned(src.cast::<u32>().read_unaligned()),
+            8 => dst
+                .cast::<u64>()
+                .write_unaligned(src.cast::<u64>().read_unaligned()),
+            _ => dst.copy_from_nonoverlapping(src, bytes),
         }
     }
 }
