@@ -106,7 +106,7 @@ impl Bench {
         if let Some(copies) = &mut self.copies {
             for (slot, copy) in copies.iter_mut().enumerate() {
                 let view = reduced.dense(slot).ok_or("a gradient is missing")?;
-                copy.copy_from_slice(view.as_slice()?);
+                view.copy_to(copy)?;
             }
         }
         let took = ms(start);
