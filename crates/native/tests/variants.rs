@@ -3,6 +3,7 @@
 mod common;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use common::{DEADLINE, connect, connect_across};
 use phalanx_conformance::group::{Case, Level, cases, run_cases};
@@ -54,6 +55,39 @@ fn the_suite_passes_under_recorded() {
         let recorded = |group| Recorded::new(group, &recorder) as Group;
         suite(ctx, &connect(ctx), &cases(), &recorded);
         assert!(recorder.dump().contains("native:"));
+    });
+}
+
+/// Elements of an all-reduce in shared memory that a blocking caller tries to finish at once.
+const QUICK_LEN: usize = 20_000;
+
+#[test]
+fn memory_is_the_callers_again_once_all_are_done_with_it() {
+    // More than a small machine has cores: ranks are interrupted in the middle.
+    World::new(5).deadline(DEADLINE).run(|ctx| {
+        let group = connect(ctx);
+        let blocking = group.with(CallOptions::blocking());
+        let mut rng = fastrand::Rng::with_seed(ctx.rank() as u64);
+        let mut data = group.allocate(Device::Cpu, DType::F32, QUICK_LEN).unwrap();
+        for round in 0..400 {
+            let value = (round + ctx.rank()) as f32;
+            // Who still worked on the operation before would write over this.
+            data.as_mut_slice::<f32>().unwrap().fill(value);
+            std::thread::sleep(Duration::from_micros(rng.u64(0..3) * 40));
+            data = blocking
+                .allreduce(data, ReduceOp::Sum)
+                .unwrap()
+                .wait()
+                .unwrap();
+            let sum = (5 * round + 10) as f32;
+            let wrong = data
+                .as_slice::<f32>()
+                .unwrap()
+                .iter()
+                .position(|&x| x != sum);
+            assert_eq!(wrong, None, "round {round}");
+        }
+        group.shutdown().unwrap();
     });
 }
 

@@ -18,6 +18,28 @@ pub(crate) unsafe fn copy(kernels: Kernels, src: *const u8, dst: *mut u8, bytes:
     unsafe { copy_with(kernels, bytes >= PAST_THE_CACHE_BYTES, src, dst, bytes) }
 }
 
+/// As [`copy`], for what is likely to be one number: a call of the library's copy would cost more
+/// than the copy.
+///
+/// # Safety
+///
+/// As [`copy`].
+#[inline]
+pub(crate) unsafe fn copy_few(src: *const u8, dst: *mut u8, bytes: usize) {
+    // SAFETY: passed on; a number of other alignment is read and written as such.
+    unsafe {
+        match bytes {
+            4 => dst
+                .cast::<u32>()
+                .write_unaligned(src.cast::<u32>().read_unaligned()),
+            8 => dst
+                .cast::<u64>()
+                .write_unaligned(src.cast::<u64>().read_unaligned()),
+            _ => dst.copy_from_nonoverlapping(src, bytes),
+        }
+    }
+}
+
 /// # Safety
 ///
 /// As [`copy`].

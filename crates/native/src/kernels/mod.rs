@@ -24,7 +24,7 @@ mod element;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use copy::copy;
+pub(crate) use copy::{copy, copy_few};
 
 /// Calls one of the two functions with the types of the sources' and destinations' elements and
 /// the operator: the first for elements that are combined as they are, the second for 16-bit
