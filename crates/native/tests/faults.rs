@@ -160,6 +160,38 @@ fn a_stopped_rank_is_named_with_the_operation_that_it_did_not_reach() {
 }
 
 #[test]
+fn a_message_that_a_stopped_rank_holds_up_names_it() {
+    for hosts in HOSTS {
+        World::new(3).deadline(DEADLINE).run(|ctx| {
+            let group = connect_across(ctx, &hosts);
+            group.barrier().unwrap();
+            let err = match ctx.rank() {
+                0 => {
+                    let options = CallOptions::default().with_timeout(Duration::from_secs(1));
+                    let room = Buffer::zeroed(DType::F32, 1);
+                    let message = group.with(options).recv(room, 1, 7);
+                    let err = message.and_then(|work| work.wait()).map(|_| ());
+                    let err = err.expect_err("rank 1 is busy");
+                    let text = err.to_string();
+                    assert!(text.contains("rank 1 sent nothing with tag 7"), "{err}");
+                    err
+                }
+                // Held up by rank 2, and so does not come to send.
+                1 => group.barrier().expect_err("rank 2 is stopped"),
+                _ => {
+                    stop(ctx);
+                    return;
+                }
+            };
+            assert_eq!(err.peer(), Some(2), "{err}");
+            if ctx.store().add("survivors", 1).unwrap() == 2 {
+                resume(ctx);
+            }
+        });
+    }
+}
+
+#[test]
 fn an_abort_ends_what_others_wait_for_with_its_reason_which_stays() {
     for hosts in HOSTS {
         World::new(3).deadline(DEADLINE).run(|ctx| {

@@ -143,14 +143,35 @@ impl Member {
 
     /// Looks at the clock, and at what could not be done at once.
     pub(crate) fn look_around(&self, now: Instant) {
-        if let Some(err) = self.messages.late(now) {
-            self.fail(err);
-        }
+        self.end_late_messages(now);
         if self.messages.outstanding() > 0 {
             self.tell_messages();
         }
         if let Some(err) = self.death.get() {
             self.fail_if_idle(err);
+        }
+    }
+
+    /// Ends messages whose time is up, once the others have been asked whether they are there: the
+    /// peer of a message may itself wait for one that is not.
+    fn end_late_messages(&self, now: Instant) {
+        let mut inquiry = self.inquiry.lock();
+        if !self.messages.is_late(now) {
+            *inquiry = None;
+            return;
+        }
+        let (ticket, end) = *inquiry.get_or_insert_with(|| (self.ask_all(), now + ANSWER));
+        let silent: Vec<usize> = self.silent(ticket).collect();
+        if !silent.is_empty() && now < end {
+            return;
+        }
+        *inquiry = None;
+        drop(inquiry);
+        if let Some((part, err)) = self.messages.late(now, &silent) {
+            // In this order: who waits for it may drop the group as soon as it knows, and peers are
+            // to hear of the error.
+            self.fail(err.clone());
+            part.end(Err(err));
         }
     }
 }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use phalanx_pg::mesh::{Meeting, Stream, Way};
 use phalanx_pg::{
     Buffer, Call, CallOptions, Done, Engine, Error, ErrorKind, Frozen, Lane, MAX_OUTSTANDING,
@@ -80,6 +81,8 @@ pub(crate) struct Member {
     /// The last question whether the others are there, and by rank the last one answered.
     asked: AtomicU64,
     answered: Vec<AtomicU64>,
+    /// The question asked because messages are late, and until when to wait for answers.
+    inquiry: Mutex<Option<(u64, Instant)>>,
     lane: OnceLock<Weak<Lane>>,
     /// If there are ranks on other hosts.
     between: OnceLock<Between>,
@@ -127,6 +130,7 @@ impl Member {
             told: OnceLock::new(),
             asked: AtomicU64::new(0),
             answered: seat.members.iter().map(|_| AtomicU64::new(0)).collect(),
+            inquiry: Mutex::default(),
             lane: OnceLock::new(),
             between: OnceLock::new(),
         });
@@ -395,21 +399,16 @@ impl Member {
         if err.kind() != ErrorKind::Timeout {
             return err;
         }
-        let ticket = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
-        for rank in (0..self.size()).filter(|&rank| rank != self.rank) {
-            self.post(Some((rank, self.question(Kind::Ping, ticket))));
-        }
+        let ticket = self.ask_all();
         let end = Instant::now() + ANSWER;
-        let is_silent = |&rank: &usize| {
-            rank != self.rank && self.answered[rank].load(Ordering::Acquire) < ticket
-        };
-        while (0..self.size()).any(|rank| is_silent(&rank)) {
+        while self.silent(ticket).next().is_some() {
             if let Some(cause) = self.broken() {
                 return cause;
             }
             if Instant::now() >= end {
-                let silent = err.peer().filter(is_silent);
-                return match silent.or_else(|| (0..self.size()).find(is_silent)) {
+                let awaited = |&rank: &usize| err.peer() == Some(rank);
+                let awaited = self.silent(ticket).find(awaited);
+                return match awaited.or_else(|| self.silent(ticket).next()) {
                     Some(rank) if err.peer() != Some(rank) => self.local.late(turn, rank, "finish"),
                     _ => err,
                 };
@@ -417,6 +416,23 @@ impl Member {
             std::thread::sleep(Duration::from_millis(1));
         }
         err
+    }
+
+    /// Asks all others whether they are there.
+    fn ask_all(&self) -> u64 {
+        let ticket = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
+        for rank in (0..self.size()).filter(|&rank| rank != self.rank) {
+            self.post(Some((rank, self.question(Kind::Ping, ticket))));
+        }
+        ticket
+    }
+
+    /// Who has not answered.
+    fn silent(&self, ticket: u64) -> impl Iterator<Item = usize> {
+        let is_silent = move |&rank: &usize| {
+            rank != self.rank && self.answered[rank].load(Ordering::Acquire) < ticket
+        };
+        (0..self.size()).filter(is_silent)
     }
 
     fn question(&self, kind: Kind, ticket: u64) -> Outgoing {

@@ -384,23 +384,34 @@ impl Messages {
         Ok(())
     }
 
-    /// The error of an operation whose time is up, if there is one; it breaks the group.
-    pub(crate) fn late(&self, now: Instant) -> Option<Error> {
+    /// Whether the time of an operation is up.
+    pub(crate) fn is_late(&self, now: Instant) -> bool {
+        let state = self.state.lock();
+        let mut receives = state.receives.iter();
+        let mut arriving = state.arriving.values();
+        receives.any(|receive| receive.deadline <= now)
+            || arriving.any(|arriving| arriving.receive.deadline <= now)
+            || state.sends.values().any(|send| send.deadline <= now)
+    }
+
+    /// An operation whose time is up, if there is one, and its error, which breaks the group and
+    /// then ends the operation. The ranks in `silent` do not answer: if not the peer itself, they
+    /// may be what it waits for.
+    pub(crate) fn late(&self, now: Instant, silent: &[usize]) -> Option<(Part, Error)> {
         let mut state = self.state.lock();
         let late = state
             .receives
             .iter()
             .position(|receive| receive.deadline <= now);
         if let Some(receive) = late.and_then(|at| state.receives.remove(at)) {
+            drop(state);
             let tag = receive.tag;
             let what = match receive.peer {
                 Some(peer) => format!("rank {peer} sent nothing with tag {tag} in time"),
                 None => format!("no rank sent anything with tag {tag} in time"),
             };
-            let err = Error::new(ErrorKind::Timeout, what).at(receive.part.place());
-            drop(state);
-            receive.part.end(Err(err.clone()));
-            return Some(err);
+            let err = too_late(what, receive.peer, silent).at(receive.part.place());
+            return Some((receive.part, err));
         }
         let mut arriving = state.arriving.iter();
         let late = arriving.find(|(_, arriving)| arriving.receive.deadline <= now);
@@ -413,19 +424,16 @@ impl Messages {
             let what = format!(
                 "rank {from} sent {filled} of {room} bytes with tag {tag}, and no more in time"
             );
-            let err = Error::new(ErrorKind::Timeout, what).from_peer(from);
-            let err = err.at(receive.part.place());
-            receive.part.end(Err(err.clone()));
-            return Some(err);
+            let err = too_late(what, Some(from), silent).at(receive.part.place());
+            return Some((receive.part, err));
         }
         let late = state.sends.iter().find(|(_, send)| send.deadline <= now);
         let ticket = late.map(|(ticket, _)| *ticket)?;
         let send = state.sends.remove(&ticket)?;
         drop(state);
         let what = format!("rank {} did not take tag {} in time", send.peer, send.tag);
-        let err = Error::new(ErrorKind::Timeout, what).at(send.part.place());
-        send.part.end(Err(err.clone()));
-        Some(err)
+        let err = too_late(what, Some(send.peer), silent).at(send.part.place());
+        Some((send.part, err))
     }
 
     /// The group is broken: nothing comes to a good end any more.
@@ -454,6 +462,20 @@ impl Inbound {
             source: Some(from),
             ..buf.into()
         }));
+    }
+}
+
+/// The error of a wait for `awaited` while the ranks in `silent` did not answer.
+fn too_late(what: String, awaited: Option<usize>, silent: &[usize]) -> Error {
+    let timeout = |what| Error::new(ErrorKind::Timeout, what);
+    match (silent.first(), awaited) {
+        (_, Some(awaited)) if silent.contains(&awaited) => timeout(what).from_peer(awaited),
+        (Some(&other), _) => {
+            let what = format!("{what}; rank {other} does not answer, others may wait for it");
+            timeout(what).from_peer(other)
+        }
+        (None, Some(awaited)) => timeout(what).from_peer(awaited),
+        (None, None) => timeout(what),
     }
 }
 
@@ -498,8 +520,11 @@ mod tests {
         let wanted = messages.arrived(1, &offer, &[], &|_, _, _| false);
         assert!(wanted.unwrap().is_some(), "the rest is asked for");
         messages.piece(1, 3, &[9; 60]).unwrap();
-        assert!(messages.late(now).is_none());
-        let err = messages.late(now + Duration::from_secs(6)).unwrap();
+        assert!(!messages.is_late(now) && messages.late(now, &[]).is_none());
+        let later = now + Duration::from_secs(6);
+        assert!(messages.is_late(later));
+        let (part, err) = messages.late(later, &[]).unwrap();
+        part.end(Err(err.clone()));
         assert_eq!((err.kind(), err.peer()), (ErrorKind::Timeout, Some(1)));
         assert!(err.to_string().contains("60 of 100 bytes"), "{err}");
         assert!(work.block(Duration::ZERO).unwrap().is_err());
