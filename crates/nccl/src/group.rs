@@ -199,8 +199,12 @@ impl ProcessGroup for NcclGroup {
         self.core.timeout
     }
 
+    fn device(&self) -> Where {
+        Where::Cuda(self.core.device.ordinal)
+    }
+
     fn allocate(&self, device: Where, dtype: DType, len: usize) -> Result<Buffer> {
-        let own = Where::Cuda(self.core.device.ordinal);
+        let own = self.device();
         let allocated = match device == own {
             true => memory::allocate(&self.core.device, dtype, len, &self.core.home),
             false => Err(Error::unsupported(format!(

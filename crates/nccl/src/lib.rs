@@ -2,10 +2,10 @@
 //!
 //! ```no_run
 //! use phalanx_nccl::NcclGroup;
-//! use phalanx_pg::{DType, Device, ProcessGroupExt, ReduceOp, registry::GroupInit};
+//! use phalanx_pg::{DType, ProcessGroupExt, ReduceOp, registry::GroupInit};
 //! # fn example(init: &GroupInit) -> phalanx_pg::Result<()> {
 //! let group = NcclGroup::connect(init)?; // on a machine without a driver: an error that says so
-//! let gradients = group.allocate(Device::Cuda(0), DType::F32, 1 << 20)?;
+//! let gradients = group.allocate(group.device(), DType::F32, 1 << 20)?;
 //! // Runs behind what is on the buffer's stream; `wait` makes that stream wait, not the host.
 //! let sum = group.allreduce(gradients, ReduceOp::Avg)?.wait()?;
 //! # drop(sum);

@@ -72,6 +72,12 @@ pub trait ProcessGroup: Send + Sync + fmt::Debug {
     fn timeout(&self) -> Duration;
 
     /// Memory that this backend handles best. Local, never a collective call.
+    /// The device of this rank, whose memory [`allocate`](ProcessGroup::allocate) has: the host
+    /// unless the backend is for devices.
+    fn device(&self) -> Device {
+        Device::Cpu
+    }
+
     fn allocate(&self, device: Device, dtype: DType, len: usize) -> Result<Buffer> {
         match device {
             Device::Cpu => Ok(Buffer::zeroed(dtype, len)),
