@@ -215,8 +215,15 @@ impl ProcessGroup for NcclGroup {
     }
 
     fn copy(&self, from: &Buffer, range: Range<usize>, to: &mut Buffer, at: usize) -> Result<()> {
+        let to_host = from.device() != Where::Cpu && to.device() == Where::Cpu;
         let copied = memory::copy(&self.core.device, from, range, to, at);
-        copied.map_err(|err| err.at(self.core.place.clone()))
+        // The host has waited for the stream, which may have gone on because an operation was
+        // aborted: the cause was there before. Then the values are anybody's guess.
+        let broken = self.core.cause().filter(|_| to_host);
+        let known = broken.map_or(Ok(()), |cause| Err(Error::broken_by(&cause.error)));
+        copied
+            .and(known)
+            .map_err(|err| err.at(self.core.place.clone()))
     }
 
     fn submit(&self, call: Call, options: &CallOptions) -> Result<RawWork> {

@@ -92,7 +92,8 @@ pub trait ProcessGroup: Send + Sync + fmt::Debug {
     /// cannot reach. Local, never a collective call.
     ///
     /// In the order of the buffers' streams: it sees what was put on `from`'s stream before, and
-    /// what is put on `to`'s stream later sees it. To host memory it is done when this returns.
+    /// what is put on `to`'s stream later sees it. To host memory it is done when this returns, and
+    /// an error if what was put on `from`'s stream has failed meanwhile.
     /// From host memory, the caller may reuse the memory when this returns.
     fn copy(&self, from: &Buffer, range: Range<usize>, to: &mut Buffer, at: usize) -> Result<()> {
         check_copy(from, &range, to, at)?;
