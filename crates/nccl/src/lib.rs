@@ -22,6 +22,7 @@
 //! | `core.rs` | what callers, watchdog and connecting threads share: order, numbers, the broken state |
 //! | `connect.rs` | how communicators come to be |
 //! | `channel.rs` | a communicator with its stream and the operations on it |
+//! | `turn.rs` | waiting for a lock that a thread may hold inside the library |
 //! | `op.rs` | one operation: its events, its memory, its end |
 //! | `step.rs` | a call in terms of NCCL's functions |
 //! | `comm.rs` | the thin layer over NCCL's handle |
@@ -69,6 +70,7 @@ mod slices;
 mod step;
 #[cfg(feature = "candle-0_11")]
 mod tensors;
+mod turn;
 mod watchdog;
 
 pub use group::{NcclGroup, capabilities};
