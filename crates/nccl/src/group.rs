@@ -296,7 +296,7 @@ impl Drop for NcclGroup {
         }
         if core.cause().is_none() {
             tracing::debug!("group {:?} is dropped without a shutdown", self.name);
-            let _ = core.device.bind();
+            let _current = core.device.bind();
             if let Err(err) = core.board.leave(core.finished()) {
                 tracing::debug!("the others could not be told: {err}");
             }

@@ -199,7 +199,7 @@ impl Op {
             self.changed.wait(&mut cell);
         }
         if cell.end.is_none() {
-            self.device.bind()?;
+            let _current = self.device.bind()?;
             for part in &cell.parts {
                 let Part::Issued(end) = part else { continue };
                 self.streams
@@ -213,9 +213,10 @@ impl Op {
     fn block(&self, limit: Duration) -> Option<Result<Done>> {
         let end = Instant::now().checked_add(limit);
         let mut pause = FIRST_PAUSE;
-        if let Err(err) = self.device.bind() {
-            return Some(Err(err));
-        }
+        let _current = match self.device.bind() {
+            Ok(current) => current,
+            Err(err) => return Some(Err(err)),
+        };
         while !self.look() {
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
@@ -301,9 +302,9 @@ impl Pending for Handle {
             cell.waker = Some(waker.clone());
             return;
         }
-    }
         drop(cell);
         waker.wake_by_ref();
+    }
 
     fn status(&self) -> WorkStatus {
         WorkStatus::custom(Arc::clone(&self.0) as _)

@@ -182,6 +182,17 @@ fn emu_a_rank_without_a_device_says_so() {
 }
 
 #[test]
+fn emu_a_device_without_pools_of_memory_is_refused() {
+    let emulator = Emulator::new();
+    let world = emulator.world(1).env("EMU_CUDA_NO_POOLS", "1");
+    world.run(|rank| {
+        let err = refused(rank, &Options::default());
+        assert_eq!(err.kind(), ErrorKind::Unsupported);
+        assert!(err.to_string().contains("no memory pools"), "{err}");
+    });
+}
+
+#[test]
 fn a_machine_without_a_driver_says_so() {
     World::new(1).run(|rank| {
         // SAFETY: it is the driver, if there is one.
