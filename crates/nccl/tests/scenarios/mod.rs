@@ -103,7 +103,8 @@ impl Producer {
 pub(crate) fn sum_of_late_input(rank: &Rank, per_thread: bool) -> Result<Vec<f32>, Error> {
     let producer = Producer::new(rank);
     let mut options = Options::default();
-    options.stream = Some(producer.raw());
+    // SAFETY: of the rank's device; the producer outlives the group and its memory.
+    unsafe { options.set_stream(producer.raw()) };
     let group = connect_with(rank, &options, "world", Duration::from_secs(60));
     let values = upload(&*group, &[rank.rank() as f32 + 1.0; 1000]);
     let mut input = group
@@ -140,7 +141,8 @@ fn on_thread_stream(buffer: Buffer) -> Buffer {
 pub(crate) fn dropped_works_keep_their_memory(rank: &Rank) {
     let producer = Producer::new(rank);
     let mut options = Options::default();
-    options.stream = Some(producer.raw());
+    // SAFETY: of the rank's device; the producer outlives the group and its memory.
+    unsafe { options.set_stream(producer.raw()) };
     let group = connect_with(rank, &options, "world", Duration::from_secs(60));
     // The stream of the last operation's memory is another one: nothing but the operation itself
     // keeps the first ones' alive.
