@@ -203,6 +203,7 @@ fn a_machine_without_a_driver_says_so() {
         let err = refused(rank, &Options::default());
         assert_eq!(err.kind(), ErrorKind::Unsupported);
         assert!(err.to_string().contains("no CUDA driver"), "{err}");
+        assert!(err.to_string().contains("libcuda.so.1: cannot"), "{err}");
     });
 }
 
