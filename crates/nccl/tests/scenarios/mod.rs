@@ -97,6 +97,14 @@ impl Producer {
     }
 }
 
+/// Makes the communicator and connects its ranks. Before a gate is closed: on a real device that
+/// may wait for what is on the streams.
+fn warm_up(group: &dyn ProcessGroup) {
+    let sum = group.allreduce(upload(group, &[1i64]), ReduceOp::Sum);
+    let sum = sum.expect("accepted").synchronize().expect("succeeds");
+    assert_eq!(download::<i64>(group, &sum), [group.size() as i64]);
+}
+
 /// An operation issued before its input is there waits for it; the host waits for neither.
 ///
 /// Returns what came out. The input is two copies behind a closed gate.
@@ -106,6 +114,7 @@ pub(crate) fn sum_of_late_input(rank: &Rank, per_thread: bool) -> Result<Vec<f32
     // SAFETY: of the rank's device; the producer outlives the group and its memory.
     unsafe { options.set_stream(producer.raw()) };
     let group = connect_with(rank, &options, "world", Duration::from_secs(60));
+    warm_up(&*group);
     let values = upload(&*group, &[rank.rank() as f32 + 1.0; 1000]);
     let mut input = group
         .allocate(group.device(), DType::F32, 1000)
@@ -144,6 +153,7 @@ pub(crate) fn dropped_works_keep_their_memory(rank: &Rank) {
     // SAFETY: of the rank's device; the producer outlives the group and its memory.
     unsafe { options.set_stream(producer.raw()) };
     let group = connect_with(rank, &options, "world", Duration::from_secs(60));
+    warm_up(&*group);
     // The stream of the last operation's memory is another one: nothing but the operation itself
     // keeps the first ones' alive.
     let inputs: Vec<Buffer> = (0..20)
