@@ -32,7 +32,8 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 ///   timeout, a lost peer or an abort the group is broken for good and every later call says so
 ///   with the first cause.
 /// * **Bits.** All ranks get identical results, and they depend on the values and the ranks only:
-///   not on sizes, timing or how a vector is cut into pieces.
+///   not on sizes, timing or how a vector is cut into pieces, unless the backend says otherwise
+///   ([`Capabilities::fixed_order`]).
 ///
 /// [`Lane`](crate::Lane) does the queueing, the numbering and the broken state for backends whose
 /// operations are host code.
@@ -71,13 +72,13 @@ pub trait ProcessGroup: Send + Sync + fmt::Debug {
     /// How long operations without a timeout of their own may take.
     fn timeout(&self) -> Duration;
 
-    /// Memory that this backend handles best. Local, never a collective call.
     /// The device of this rank, whose memory [`allocate`](ProcessGroup::allocate) has: the host
     /// unless the backend is for devices.
     fn device(&self) -> Device {
         Device::Cpu
     }
 
+    /// Memory that this backend handles best. Local, never a collective call.
     fn allocate(&self, device: Device, dtype: DType, len: usize) -> Result<Buffer> {
         match device {
             Device::Cpu => Ok(Buffer::zeroed(dtype, len)),
