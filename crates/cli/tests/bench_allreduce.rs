@@ -167,3 +167,24 @@ fn ranks_on_pretended_hosts_sum_too() {
         "both MPIs say why they are not there"
     );
 }
+
+#[test]
+fn pretended_hosts_may_have_several_ranks() {
+    let uneven = "allreduce --ranks 3 --sizes 1024 --hosts namespaces --ranks-per-host 2";
+    let (_, stderr, success) = bench(&uneven.split(' ').collect::<Vec<_>>());
+    assert!(
+        !success && stderr.contains("cannot be shared out"),
+        "{stderr}"
+    );
+    let may = Command::new("unshare").args(["--net", "true"]).output();
+    if !may.is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: no network namespaces here");
+        return;
+    }
+    let args = "allreduce --ranks 4 --sizes 1024,1048576 --hosts namespaces --ranks-per-host 2";
+    let (lines, stderr, success) = bench(&args.split(' ').collect::<Vec<_>>());
+    assert!(success, "{stderr}");
+    let mut ours = lines.iter().filter(|line| line["backend"] == "native");
+    assert!(ours.clone().count() == 2, "{stderr}");
+    assert!(ours.all(|line| line["verified"] == true && line["hosts"] == 2));
+}

@@ -3,6 +3,7 @@
 // gloo/common/error.h uses std::runtime_error without including it.
 #include <stdexcept>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -212,7 +213,8 @@ gs_context* gs_connect(int rank, int size, const gs_store* store, gs_device* dev
   gs_context* connected = nullptr;
   guard(error, [&] {
     auto context = std::make_shared<gloo::rendezvous::Context>(rank, size);
-    context->setTimeout(milliseconds(timeout_ms));
+    // A connection is waited for five times as long as said; every operation says its own limit.
+    context->setTimeout(milliseconds(std::max<int64_t>(timeout_ms / 5, 1)));
     StorePointer callbacks = std::make_shared<CallbackStore>(*store);
     connect_full_mesh(*context, callbacks, device->device, 0);
     connected = new gs_context{std::move(context)};
@@ -367,7 +369,9 @@ int32_t gs_buffer_recv(gs_buffer* buffer, const int* from, size_t from_len, uint
                        gs_error* error) {
   return guard(error, [&] {
     if (from_len == 1) return buffer->buffer->recv(*from, slot);
-    buffer->buffer->recv(std::vector<int>(from, from + from_len), slot);
+    // All of the buffer is the default, but not of one that is empty.
+    auto len = buffer->buffer->size;
+    buffer->buffer->recv(std::vector<int>(from, from + from_len), slot, 0, len);
   });
 }
 

@@ -4,10 +4,12 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use phalanx_pg::{Error, Result};
+use parking_lot::Mutex;
+use phalanx_pg::{Error, ErrorKind, Result};
 use phalanx_store::{Deadline, Store, StoreError};
 
 use crate::context::{Addresses, Device};
+use crate::error::GlooError;
 
 /// Names the network interface; PyTorch's variable.
 const IFACE_VAR: &str = "GLOO_SOCKET_IFNAME";
@@ -50,20 +52,128 @@ pub(crate) fn device(reaches_store: Option<IpAddr>) -> Result<Arc<Device>> {
     Ok(Arc::new(device))
 }
 
-/// The keys of one group in the store, as gloo sees them.
+/// The keys of one group in the store, where its members meet before gloo sees them.
 pub(crate) struct Keys<'a> {
-    pub(crate) store: &'a dyn Store,
-    pub(crate) prefix: String,
-    pub(crate) deadline: Deadline,
+    store: &'a dyn Store,
+    prefix: String,
+    deadline: Deadline,
     /// Asked while waiting; what it answers ends the attempt.
-    pub(crate) give_up: &'a dyn Fn() -> Option<Error>,
+    give_up: &'a dyn Fn() -> Option<Error>,
+    gloo: Mutex<Gloo>,
 }
 
-impl Keys<'_> {
+/// How far gloo has come with the keys.
+#[derive(Default)]
+struct Gloo {
+    /// The rank whose key it has asked for last, and then connects with.
+    peer: Option<usize>,
+    /// Why it did not get a key: our errors do not go through it.
+    failed: Option<Error>,
+}
+
+impl<'a> Keys<'a> {
+    pub(crate) fn new(
+        store: &'a dyn Store,
+        prefix: &str,
+        limit: Duration,
+        give_up: &'a dyn Fn() -> Option<Error>,
+    ) -> Self {
+        Self {
+            store,
+            prefix: prefix.to_owned(),
+            deadline: Deadline::after(limit),
+            give_up,
+            gloo: Mutex::default(),
+        }
+    }
+
+    /// What is left of the limit.
+    pub(crate) fn left(&self) -> Duration {
+        self.deadline.left()
+    }
+
     fn key(&self, key: &str) -> String {
         format!("{}/{key}", self.prefix)
     }
+
+    fn here(&self, rank: usize) -> String {
+        self.key(&format!("here/{rank}"))
+    }
+
+    fn gone(&self, rank: usize) -> String {
+        self.key(&format!("gone/{rank}"))
+    }
+
+    /// Waits until all members are here. Gloo, which connects with one after the other, does not
+    /// begin before: it would wait for each of them, and say of none which it was.
+    pub(crate) fn meet(&self, rank: usize, size: usize) -> Result<()> {
+        self.store.set(&self.here(rank), b"")?;
+        let keys: Vec<String> = (0..size).map(|rank| self.here(rank)).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        self.until_set(&keys, || {
+            let is_set = |key: &str| self.store.check(&[key]).unwrap_or(false);
+            let mut missing: Vec<usize> = (0..size).filter(|&rank| !is_set(keys[rank])).collect();
+            // Some may only have given up a moment before this one, for want of the others.
+            if missing.iter().any(|&rank| !is_set(&self.gone(rank))) {
+                missing.retain(|&rank| !is_set(&self.gone(rank)));
+            }
+            missing
+        })
+    }
+
+    /// Gives up: those who come later need not look for this rank.
+    pub(crate) fn take_back(&self, rank: usize) {
+        let said = self.store.set(&self.gone(rank), b"");
+        if let Err(err) = said.and_then(|()| self.store.delete_key(&self.here(rank))) {
+            tracing::debug!(target: "phalanx::gloo", "rank {rank} still seems to be here: {err}");
+        }
+    }
+
+    /// Why gloo has failed to connect.
+    pub(crate) fn explain(&self, err: GlooError) -> Error {
+        let mut gloo = self.gloo.lock();
+        let err = gloo.failed.take().unwrap_or_else(|| err.into_error());
+        match gloo.peer {
+            Some(peer) => err.from_peer(peer),
+            None => err,
+        }
+    }
+
+    fn until_set(&self, keys: &[&str], missing: impl Fn() -> Vec<usize>) -> Result<()> {
+        loop {
+            if let Some(err) = (self.give_up)() {
+                return Err(err);
+            }
+            let limit = self.deadline.left().min(GLANCE);
+            match self.store.wait_for(keys, limit) {
+                Ok(()) => return Ok(()),
+                Err(StoreError::Timeout { .. }) if !self.deadline.passed() => {}
+                Err(StoreError::Timeout { .. }) => return Err(self.absent(&missing())),
+                Err(err) => return Err(err.into()),
+            }
+        }
+    }
+
+    fn absent(&self, missing: &[usize]) -> Error {
+        let did = format!(
+            "did not join within {:.1} s; do all run, with the same store and members?",
+            self.deadline.elapsed().as_secs_f64()
+        );
+        Error::of_ranks(ErrorKind::Timeout, missing, &did)
+    }
+
+    /// For gloo, which is told a text.
+    fn ask<T>(&self, key: &str, answer: impl FnOnce() -> Result<T>) -> Answer<T> {
+        self.gloo.lock().peer = rank_of(key);
+        answer().map_err(|err| {
+            let text = err.to_string();
+            self.gloo.lock().failed = Some(err);
+            text
+        })
+    }
 }
+
+type Answer<T> = std::result::Result<T, String>;
 
 /// The rank that a key of gloo's is for: `rank_3`, `3`, `3/1`.
 fn rank_of(key: &str) -> Option<usize> {
@@ -72,43 +182,22 @@ fn rank_of(key: &str) -> Option<usize> {
 }
 
 impl Addresses for Keys<'_> {
-    fn set(&self, key: &str, value: &[u8]) -> std::result::Result<(), String> {
+    fn set(&self, key: &str, value: &[u8]) -> Answer<()> {
         let set = self.store.set(&self.key(key), value);
         set.map_err(|err| err.to_string())
     }
 
-    fn get(&self, key: &str) -> std::result::Result<Vec<u8>, String> {
+    fn get(&self, key: &str) -> Answer<Vec<u8>> {
         self.wait(key)?;
-        let got = self.store.get_for(&self.key(key), self.deadline.left());
-        got.map_err(|err| err.to_string())
+        self.ask(key, || {
+            let got = self.store.get_for(&self.key(key), self.deadline.left());
+            got.map_err(Error::from)
+        })
     }
 
-    fn wait(&self, key: &str) -> std::result::Result<(), String> {
-        let full = self.key(key);
-        loop {
-            if let Some(err) = (self.give_up)() {
-                return Err(err.to_string());
-            }
-            if self.deadline.passed() {
-                let who = match rank_of(key) {
-                    Some(rank) => format!("rank {rank}"),
-                    None => format!("the key {key:?}"),
-                };
-                return Err(format!(
-                    "{who} did not join within {:.1} s; is it started, with the same store and \
-                     members?",
-                    self.deadline.elapsed().as_secs_f64()
-                ));
-            }
-            match self
-                .store
-                .wait_for(&[&full], self.deadline.left().min(GLANCE))
-            {
-                Ok(()) => return Ok(()),
-                Err(StoreError::Timeout { .. }) => {}
-                Err(err) => return Err(err.to_string()),
-            }
-        }
+    fn wait(&self, key: &str) -> Answer<()> {
+        let missing = || rank_of(key).into_iter().collect();
+        self.ask(key, || self.until_set(&[&self.key(key)], missing))
     }
 }
 

@@ -10,6 +10,8 @@
 //! | `collective.rs` | every collective as calls of the library, or as exchanges in rank order |
 //! | `messages.rs` | sends and receives, and who waits for them |
 //! | `member.rs` | one rank of one group: what it is told, and how it ends |
+//! | `parting.rs` | how a rank leaves, and what those do who still need it |
+//! | `roll_call.rs` | who has not come, when an operation runs out of time |
 //! | `links.rs`, `frame.rs` | the connections beside gloo's, over which ranks say why a group ends |
 //! | `connect.rs` | how ranks find each other, and on which network |
 //! | `context.rs`, `error.rs` | gloo's objects with Rust's rules; all that calls the library |
@@ -37,5 +39,7 @@ mod links;
 mod member;
 #[expect(unsafe_code, reason = "lends memory to messages")]
 mod messages;
+mod parting;
+mod roll_call;
 
 pub use group::GlooGroup;

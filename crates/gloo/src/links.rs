@@ -15,10 +15,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use phalanx_pg::mesh::{Meeting, Stream, Way};
 use phalanx_pg::registry::GroupInit;
-use phalanx_pg::{Error, ErrorKind, Result, Word};
+use phalanx_pg::{Error, ErrorKind, Result};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use crate::frame::{Assembly, Frame, GroupId};
+use crate::frame::{Assembly, Frame, GroupId, Saying};
 use crate::member::Member;
 
 /// How often groups look whether somebody who leaves still holds them up.
@@ -148,13 +148,13 @@ struct Reader {
 }
 
 impl Links {
-    /// Tells a process a word. Not if it is gone, which is for its reader to find out.
-    pub(crate) fn tell(&self, rank: usize, group: GroupId, word: Word) {
+    /// Tells a process something. Not if it is gone, which is for its reader to find out.
+    pub(crate) fn tell(&self, rank: usize, group: GroupId, saying: Saying) {
         let Some(peer) = self.peers.get(rank).and_then(Option::as_ref) else {
             return;
         };
         if !peer.gone.load(Ordering::Acquire) {
-            let bytes = Frame { group, word }.encode();
+            let bytes = Frame { group, saying }.encode();
             if let Err(err) = peer.writer.lock().write_all(&bytes) {
                 tracing::debug!(target: "phalanx::gloo", "rank {rank} was not told: {err}");
             }
@@ -178,7 +178,7 @@ impl Links {
         drop(groups);
         let mine: Vec<(usize, Frame)> = mine;
         mine.into_iter()
-            .for_each(|(from, frame)| member.told(from, frame.word));
+            .for_each(|(from, frame)| member.told(from, frame.saying));
         for rank in (0..self.peers.len()).filter(|&rank| self.is_gone(rank)) {
             member.process_ended(rank);
         }
@@ -251,7 +251,7 @@ impl Links {
             None | Some(None) => {}
             Some(Some(member)) => {
                 drop(groups);
-                member.told(from, frame.word);
+                member.told(from, frame.saying);
             }
         }
     }

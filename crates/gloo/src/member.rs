@@ -1,30 +1,27 @@
 //! One rank of one group: what it runs, what it is told, and how it ends.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 use phalanx_pg::{
     Call, CallOptions, Done, Engine, Error, ErrorKind, Lane, Notice, Place, PointToPoint, RawWork,
     Result, Turn, Word,
 };
-use phalanx_store::{Deadline, Store};
+use phalanx_store::Store;
 use sha2::{Digest, Sha256};
 
 use crate::collective::{Order, Round};
 use crate::connect::Keys;
 use crate::context::{Context, Device, Ticket};
-use crate::frame::GroupId;
+use crate::frame::{GroupId, Saying};
 use crate::links::Service;
 use crate::messages::{Messages, Route, Wanted};
 
 /// How long the news of why gloo's connections have closed may take.
 const NEWS: Duration = Duration::from_secs(2);
-
-/// How long those who leave wait for those who are still busy with what was given to them.
-const LINGER: Duration = Duration::from_secs(2);
 
 /// One process of a job: what all its groups share.
 #[derive(Debug)]
@@ -69,26 +66,30 @@ pub(crate) struct Member {
     messages: Messages,
 }
 
-struct State {
+pub(crate) struct State {
     /// The first collective that is not finished here.
-    finished: u64,
+    pub(crate) finished: u64,
     /// Later ones that are.
     ahead: BTreeSet<u64>,
-    running: BTreeSet<u64>,
+    pub(crate) running: BTreeSet<u64>,
     /// From which collective on a rank takes no part, and why.
-    left: Vec<Option<(u64, Error)>>,
+    pub(crate) left: Vec<Option<(u64, Error)>>,
     /// Who needs nothing more of the connections.
-    past: Vec<bool>,
+    pub(crate) past: Vec<bool>,
+    /// Who closes its connections to this rank, after how many messages that went over them.
+    pub(crate) closing: Vec<Option<u64>>,
+    /// Whether a rank has come to a collective, where it was asked.
+    pub(crate) answers: HashMap<(u64, usize), bool>,
     /// This rank has said that it does not.
-    said_past: bool,
+    pub(crate) said_past: bool,
     /// Since when something here needs a rank that has left.
-    held: Option<Instant>,
+    pub(crate) held: Option<Instant>,
     /// What broke the group, as far as this rank was told.
     cause: Option<Error>,
     /// The group is broken.
     interrupted: bool,
     /// The end needs no words any more.
-    quiet: bool,
+    pub(crate) quiet: bool,
 }
 
 impl Member {
@@ -107,15 +108,14 @@ impl Member {
             let what = format!("rank {gone} is gone: its process has ended");
             Some(Error::new(ErrorKind::PeerLost, what).from_peer(gone))
         };
-        let keys = Keys {
-            store: &*domain.store,
-            prefix: seat.prefix.clone(),
-            deadline: Deadline::after(seat.limit),
-            give_up: &give_up,
-        };
-        let context = Context::connect(&domain.device, seat.rank, size, &keys, seat.limit);
-        // Why it was given up is more than what gloo was told of it.
-        let context = context.map_err(|err| give_up().unwrap_or_else(|| err.into_error()))?;
+        let keys = Keys::new(&*domain.store, &seat.prefix, seat.limit, &give_up);
+        let context = Self::connect(domain, seat, &keys).map_err(|err| {
+            if domain.service.is_some() {
+                keys.take_back(seat.rank);
+            }
+            // Why it was given up is more than what gloo was told of it.
+            give_up().unwrap_or(err)
+        })?;
         let member = Arc::new(Self {
             id: group_id(&seat.identity),
             place: Place::of_group(&seat.name, seat.rank),
@@ -130,6 +130,8 @@ impl Member {
                 running: BTreeSet::new(),
                 left: vec![None; size],
                 past: vec![false; size],
+                closing: vec![None; size],
+                answers: HashMap::new(),
                 said_past: false,
                 held: None,
                 cause: None,
@@ -141,6 +143,16 @@ impl Member {
             messages: Messages::default(),
         });
         Ok(member)
+    }
+
+    fn connect(domain: &Domain, seat: &Seat<'_>, keys: &Keys<'_>) -> Result<Context> {
+        let (rank, size) = (seat.rank, seat.members.len());
+        // PyTorch's ranks say nothing before.
+        if domain.service.is_some() {
+            keys.meet(rank, size)?;
+        }
+        let context = Context::connect(&domain.device, rank, size, keys, keys.left());
+        context.map_err(|err| keys.explain(err))
     }
 
     /// The lane is there: from now on the member hears of its peers.
@@ -190,6 +202,11 @@ impl Member {
     /// The numbers of sends and receives.
     pub(crate) fn issued(&self) -> &PointToPoint {
         &self.issued
+    }
+
+    /// What is known of the others, and how to hear that it has changed.
+    pub(crate) fn state(&self) -> (&Mutex<State>, &Condvar) {
+        (&self.state, &self.changed)
     }
 
     /// What broke the group, if it is broken.
@@ -259,6 +276,7 @@ impl Member {
         match err.kind() {
             ErrorKind::PeerLost if self.domain.service.is_some() => {}
             ErrorKind::Backend => {}
+            ErrorKind::Timeout if seq != u64::MAX => return self.blame(err, seq),
             _ => return err,
         }
         let end = Instant::now() + NEWS;
@@ -279,33 +297,46 @@ impl Member {
     }
 
     /// A member of the group says something.
-    pub(crate) fn told(&self, world_rank: usize, word: Word) {
+    pub(crate) fn told(&self, world_rank: usize, saying: Saying) {
         let Some(from) = self.rank_of(world_rank) else {
             return;
         };
         let mut state = self.state.lock();
-        match word {
-            Word::Broken(notice) => {
+        match saying {
+            Saying::Word(Word::Broken(notice)) => {
                 let cause = notice.to_error();
                 state.cause.get_or_insert(cause.clone());
                 state.past[from] = true;
                 drop(state);
                 self.changed.notify_all();
-                self.fail(cause);
+                return self.fail(cause);
             }
-            Word::Left(count, notice) => {
+            Saying::Word(Word::Left(count, notice)) => {
                 state.left[from] = Some((count, notice.to_error()));
                 self.say_past_if_so(state);
-                self.changed.notify_all();
-                self.look_around();
             }
-            Word::Past => {
+            Saying::Word(Word::Past) => {
                 state.past[from] = true;
                 drop(state);
+            }
+            Saying::Closing(sent) => {
+                state.closing[from] = Some(sent);
+                drop(state);
+            }
+            Saying::HasCome(seq) => {
+                let come = state.has_come(seq);
+                drop(state);
+                return self.tell(from, &Saying::Come(seq, come));
+            }
+            Saying::Come(seq, come) => {
+                state.answers.insert((seq, from), come);
+                drop(state);
                 self.changed.notify_all();
-                self.look_around();
+                return;
             }
         }
+        self.changed.notify_all();
+        self.look_around();
     }
 
     /// A process of the world has ended.
@@ -315,6 +346,8 @@ impl Member {
         };
         let mut state = self.state.lock();
         let in_order = std::mem::replace(&mut state.past[rank], true);
+        // Whatever it sent and this rank has not asked for is lost.
+        state.closing[rank].get_or_insert(0);
         if !in_order && state.left[rank].is_none() {
             let what = format!("rank {rank} is gone: its process has ended");
             let cause = Error::new(ErrorKind::PeerLost, what).from_peer(rank);
@@ -331,88 +364,21 @@ impl Member {
         self.members.iter().position(|&rank| rank == world_rank)
     }
 
-    /// Ends what waits for a rank that has left, once everybody else has what that rank gave:
-    /// closing the connections would take it away.
-    pub(crate) fn look_around(&self) {
-        let mut state = self.state.lock();
-        let mut running = state.running.iter();
-        let mut needed = running.find_map(|&seq| state.leaver(seq));
-        if needed.is_none() {
-            let left = state.left.iter().enumerate();
-            let mut awaited =
-                left.filter(|(rank, left)| left.is_some() && self.messages.waits_for(*rank));
-            needed = awaited.find_map(|(_, left)| left.as_ref().map(|(_, err)| err.clone()));
-        }
-        let Some(cause) = needed else {
-            state.held = None;
-            return;
-        };
-        let since = *state.held.get_or_insert_with(Instant::now);
-        if !self.all_past(&state) && since.elapsed() < LINGER {
-            return;
-        }
-        tracing::debug!(target: "phalanx::gloo", "{:?} gives up: {cause}", self.place);
-        state.quiet = true;
-        drop(state);
-        self.fail(cause);
+    /// The other ranks.
+    pub(crate) fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let own = self.rank();
+        (0..self.size()).filter(move |&rank| rank != own)
     }
 
-    fn all_past(&self, state: &State) -> bool {
-        let mut others = (0..self.size()).filter(|&rank| rank != self.rank());
-        others.all(|rank| state.past[rank] || state.left[rank].is_some())
-    }
-
-    /// Tells the others that they may close their connections, if this rank needs them no more.
-    fn say_past_if_so(&self, mut state: MutexGuard<'_, State>) {
-        let finished = state.finished;
-        if state.said_past || state.leaver(finished).is_none() {
-            return;
-        }
-        state.said_past = true;
-        drop(state);
-        self.tell_all(&Word::Past);
-    }
-
-    fn tell_all(&self, word: &Word) {
-        let Some(service) = &self.domain.service else {
-            return;
-        };
-        let others = self.members.iter().enumerate();
-        for (_, &world_rank) in others.filter(|(rank, _)| *rank != self.rank()) {
-            service.links().tell(world_rank, self.id, word.clone());
+    pub(crate) fn tell(&self, rank: usize, saying: &Saying) {
+        if let Some(service) = &self.domain.service {
+            let world_rank = self.members[rank];
+            service.links().tell(world_rank, self.id, saying.clone());
         }
     }
 
-    /// Leaves in order, when all ranks have come to the end.
-    pub(crate) fn say_goodbye(&self) {
-        self.depart(&Word::Past);
-    }
-
-    /// Leaves a group that was not shut down; nothing if it is broken.
-    pub(crate) fn leave(&self) {
-        let rank = self.rank();
-        let what = format!("rank {rank} dropped the group without a shutdown");
-        let notice = Notice::of(&Error::new(ErrorKind::Aborted, what).from_peer(rank), rank);
-        let finished = self.state.lock().finished;
-        self.depart(&Word::Left(finished, notice));
-    }
-
-    /// Says a last word, and waits for those who still need what was given to them.
-    fn depart(&self, word: &Word) {
-        self.state.lock().quiet = true;
-        self.tell_all(word);
-        let end = Instant::now() + LINGER;
-        let mut state = self.state.lock();
-        while self.domain.service.is_some() && !self.all_past(&state) {
-            if self.changed.wait_until(&mut state, end).timed_out() {
-                return;
-            }
-        }
-    }
-
-    /// Collectives are over for good: nothing of the group is left to wake.
-    pub(crate) fn end_messages(&self) {
-        self.messages.abort();
+    pub(crate) fn tell_all(&self, saying: &Saying) {
+        self.others().for_each(|rank| self.tell(rank, saying));
     }
 }
 
@@ -425,8 +391,13 @@ impl State {
         }
     }
 
+    /// Whether this rank has begun collective `seq`.
+    fn has_come(&self, seq: u64) -> bool {
+        seq < self.finished || self.ahead.contains(&seq) || self.running.contains(&seq)
+    }
+
     /// Why collective `seq` cannot be, if a rank has left before it.
-    fn leaver(&self, seq: u64) -> Option<Error> {
+    pub(crate) fn leaver(&self, seq: u64) -> Option<Error> {
         let mut left = self.left.iter().flatten();
         left.find(|(count, _)| *count <= seq)
             .map(|(_, err)| err.clone())
@@ -453,15 +424,14 @@ impl Engine for Member {
             order: self.domain.order,
         };
         let result = round.run(call);
+        let result = result.map_err(|err| self.explain(err, turn.seq));
         let mut state = self.state.lock();
         state.running.remove(&turn.seq);
         if result.is_ok() {
             state.finish(turn.seq);
             self.say_past_if_so(state);
-            return result;
         }
-        drop(state);
-        result.map_err(|err| self.explain(err, turn.seq))
+        result
     }
 
     fn interrupt(&self, cause: &Error) {
@@ -471,7 +441,7 @@ impl Engine for Member {
         drop(state);
         if !quiet {
             let notice = Notice::of(cause, self.rank());
-            self.tell_all(&Word::Broken(notice));
+            self.tell_all(&Saying::Word(Word::Broken(notice)));
         }
         if !quiet || running {
             self.context.abort();

@@ -69,6 +69,9 @@ struct State {
     /// Of these, those that a caller waits for.
     awaited: usize,
     aborted: bool,
+    /// How many messages have gone to each rank, and have come from it.
+    sent: HashMap<usize, u64>,
+    received: HashMap<usize, u64>,
 }
 
 /// A send or a receive as it was called.
@@ -174,6 +177,11 @@ impl Messages {
             let waiting = state.queues.get_mut(&queue);
             let posted = waiting.and_then(VecDeque::pop_front);
             let posted = posted.expect("only this thread takes from the queue");
+            match (&came, queue.peer) {
+                (Ok(Some(Some(from))), _) => *state.received.entry(*from).or_default() += 1,
+                (Ok(Some(None)), Some(to)) => *state.sent.entry(to).or_default() += 1,
+                _ => {}
+            }
             drop(state);
             let result = match came {
                 Ok(Some(source)) => Ok(source),
@@ -256,6 +264,26 @@ impl Messages {
         queues.any(|(queue, posted)| {
             queue.peer == Some(rank) && posted.iter().any(|posted| posted.part.is_some())
         })
+    }
+
+    /// How many messages have gone to a rank, if none waits to be asked for.
+    pub(crate) fn all_sent_to(&self, rank: usize) -> Option<u64> {
+        let waits = |(queue, posted): (&Queue, &VecDeque<Posted>)| {
+            queue.sends && queue.peer == Some(rank) && !posted.is_empty()
+        };
+        let state = self.state.lock();
+        let waiting = state.queues.iter().any(waits);
+        (!waiting).then(|| state.sent.get(&rank).copied().unwrap_or(0))
+    }
+
+    /// How many messages have gone to a rank.
+    pub(crate) fn sent_to(&self, rank: usize) -> u64 {
+        self.state.lock().sent.get(&rank).copied().unwrap_or(0)
+    }
+
+    /// How many messages have come from a rank.
+    pub(crate) fn received_from(&self, rank: usize) -> u64 {
+        self.state.lock().received.get(&rank).copied().unwrap_or(0)
     }
 
     /// Waits until callers wait for nothing any more; each message ends by its own deadline.

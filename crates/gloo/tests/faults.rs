@@ -5,10 +5,11 @@ mod common;
 use std::time::Duration;
 
 use common::{DEADLINE, connect, init};
-use phalanx_conformance::group::{break_by_timeout, wake_by_abort};
+use phalanx_conformance::group::{break_by_timeout, form_too_late, wake_by_abort};
 use phalanx_gloo::GlooGroup;
 use phalanx_pg::{
-    Buffer, CallKind, Checked, DType, ErrorKind, ProcessGroup, ProcessGroupExt, ReduceOp,
+    Buffer, CallKind, CallOptions, Checked, DType, ErrorKind, ProcessGroup, ProcessGroupExt,
+    ReduceOp,
 };
 use phalanx_testkit::{End, Outcome, World};
 
@@ -95,6 +96,112 @@ fn a_rank_that_does_not_come_is_named() {
     });
 }
 
+/// Long enough for ranks that are there.
+const SHORT: Duration = Duration::from_secs(3);
+
+#[test]
+fn a_rank_that_is_late_to_form_a_group_is_named_and_so_are_those_who_gave_up() {
+    World::new(3).deadline(DEADLINE).run(|ctx| {
+        let mut init = init(ctx);
+        init.timeout = SHORT;
+        let world = GlooGroup::connect(&init).unwrap();
+        form_too_late(&world, &*ctx.store());
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn a_message_of_no_elements_may_come_from_anybody() {
+    World::new(3).deadline(DEADLINE).run(|ctx| {
+        let group = connect(ctx);
+        let nothing = || Buffer::zeroed(DType::F32, 0);
+        if ctx.rank() == 0 {
+            let mut from: Vec<usize> = (1..3)
+                .map(|_| group.recv_any(nothing(), 4).unwrap().wait().unwrap().1)
+                .collect();
+            from.sort_unstable();
+            assert_eq!(from, [1, 2]);
+        } else {
+            group
+                .send(nothing().freeze(), 0, 4)
+                .unwrap()
+                .wait()
+                .unwrap();
+        }
+        group.barrier().unwrap();
+        group.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn what_a_rank_has_sent_comes_also_if_it_drops_the_group_at_once() {
+    World::new(3).deadline(DEADLINE).run(|ctx| {
+        let group = connect(ctx);
+        let recv = |tag| {
+            let room = Buffer::zeroed(DType::F32, 1000);
+            group.recv(room, 0, tag).and_then(|work| work.wait())
+        };
+        match ctx.rank() {
+            0 => {
+                for tag in 0..3 {
+                    let data = Buffer::from_vec(vec![tag as f32; 1000]).freeze();
+                    group.send(data, 1, tag).unwrap().wait().unwrap();
+                }
+                drop(group);
+            }
+            1 => {
+                // Rank 2 waits for nothing that was sent, and is told so before.
+                ctx.store().wait(&["told"]).unwrap();
+                for tag in 0..3 {
+                    let came = recv(tag).unwrap();
+                    assert_eq!(came.as_slice::<f32>().unwrap(), [tag as f32; 1000]);
+                }
+                let err = recv(3).expect_err("rank 0 has sent no more");
+                assert_eq!(
+                    (err.kind(), err.peer()),
+                    (ErrorKind::Aborted, Some(0)),
+                    "{err}"
+                );
+            }
+            _ => {
+                let err = recv(0).expect_err("rank 0 has sent nothing here");
+                assert_eq!(
+                    (err.kind(), err.peer()),
+                    (ErrorKind::Aborted, Some(0)),
+                    "{err}"
+                );
+                ctx.store().set("told", b"").unwrap();
+            }
+        }
+    });
+}
+
+#[test]
+fn a_collective_that_runs_out_of_time_names_those_who_did_not_come() {
+    World::new(4).deadline(DEADLINE).run(|ctx| {
+        let group = connect(ctx);
+        group.barrier().unwrap();
+        if [1, 3].contains(&ctx.rank()) {
+            ctx.store().wait(&["late/0", "late/2"]).unwrap();
+            return;
+        }
+        let options = CallOptions::blocking().with_timeout(Duration::from_secs(1));
+        let sum = group
+            .with(options)
+            .allreduce(Buffer::zeroed(DType::F32, LEN), ReduceOp::Sum);
+        let err = sum.and_then(|work| work.wait()).expect_err("two are late");
+        assert_eq!(
+            (err.kind(), err.peer()),
+            (ErrorKind::Timeout, Some(1)),
+            "{err:?}"
+        );
+        assert!(err.to_string().contains("ranks 1, 3 did not come"), "{err}");
+        ctx.store()
+            .set(&format!("late/{}", ctx.rank()), b"")
+            .unwrap();
+    });
+}
+
 #[test]
 fn an_operation_that_takes_too_long_breaks_the_group_for_everybody() {
     World::new(3).deadline(DEADLINE).run(|ctx| {
@@ -127,16 +234,38 @@ fn a_part_that_fails_leaves_the_whole_as_it_was() {
     });
 }
 
+/// Gloo alone lets some of them pass, and ends the process for others.
 #[test]
-fn different_lengths_are_an_error_under_checked() {
+fn different_calls_are_an_error_under_checked() {
     World::new(2).deadline(DEADLINE).run(|ctx| {
         let group = Checked::new(connect(ctx)).unwrap();
-        let buf = Buffer::zeroed(DType::F32, LEN + ctx.rank());
-        let err = group
-            .allreduce(buf, ReduceOp::Sum)
-            .expect_err("they differ");
-        assert_eq!(err.kind(), ErrorKind::Mismatch, "{err:?}");
-        assert!(err.to_string().contains("they differ in: length"), "{err}");
+        let odd = usize::from(ctx.rank() == 1);
+        let zeros = |len| Buffer::zeroed(DType::F32, len);
+        let call = |case| match case {
+            0 => group.allreduce(zeros(LEN + odd), ReduceOp::Sum).map(drop),
+            1 => group.broadcast(zeros(2 + 4 * odd), 0).map(drop),
+            2 => group.broadcast(zeros(2), odd).map(drop),
+            3 => {
+                let op = [ReduceOp::Sum, ReduceOp::Max][odd];
+                group.allreduce(zeros(2), op).map(drop)
+            }
+            4 if odd == 1 => group.barrier(),
+            4 => group.allreduce(zeros(2), ReduceOp::Sum).map(drop),
+            5 => group.allgather(zeros(1 + odd).freeze()).map(drop),
+            _ => {
+                let bufs = (0..2 + odd).map(|_| zeros(1)).collect();
+                group.allreduce_coalesced(bufs, ReduceOp::Sum).map(drop)
+            }
+        };
+        let aspects = [
+            "length", "length", "root", "operator", "call", "length", "length",
+        ];
+        for (case, aspect) in aspects.into_iter().enumerate() {
+            let err = call(case).expect_err("they differ");
+            assert_eq!(err.kind(), ErrorKind::Mismatch, "{err:?}");
+            let told = format!("they differ in: {aspect}");
+            assert!(err.to_string().contains(&told), "{err}");
+        }
         group.barrier().unwrap();
         group.shutdown().unwrap();
     });

@@ -209,9 +209,11 @@ impl Round<'_> {
         // Everybody sends all of the same input, which is one message to each.
         let messages = (0..size).filter(|&rank| gets_all(rank));
         let sends = messages.map(|rank| (rank, 0..len)).collect();
-        let received = if is_root { len } else { 0 };
         let room = output.unwrap_or_else(|| Buffer::zeroed(dtype, 0));
-        let recvs = pieces(&vec![received; size]);
+        let recvs = match is_root {
+            true => pieces(&vec![len; size]),
+            false => Vec::new(),
+        };
         let done = self.transfer(input, sends, room, recvs)?;
         Ok(match is_root {
             true => done.into(),
@@ -231,7 +233,9 @@ impl Round<'_> {
         Ok(done.into())
     }
 
-    /// Sends ranges of one memory and receives into ranges of another, each to or from a rank.
+    /// Sends ranges of one memory and receives into ranges of another, each to or from a rank. What
+    /// is empty travels too: the other side may see it otherwise, and must not take it for what
+    /// comes next.
     fn transfer(
         &self,
         send: Frozen,
@@ -254,7 +258,7 @@ impl Round<'_> {
             let ranges = ranges.into_iter();
             ranges.filter(move |(rank, range)| {
                 assert!(range.end <= len, "a message is inside its memory");
-                *rank != me && !range.is_empty()
+                *rank != me
             })
         };
         let mut expected = Vec::new();
@@ -298,7 +302,7 @@ fn check_lengths<M>(flight: &Flight<M>, expected: &[(usize, usize, usize)]) -> R
         let came = came?;
         if came != len {
             let what = format!("rank {rank} sent {came} bytes, {len} were expected");
-            return Err(Error::new(ErrorKind::Backend, what).from_peer(rank));
+            return Err(Error::new(ErrorKind::Mismatch, what).from_peer(rank));
         }
         first = end;
     }

@@ -4,10 +4,10 @@ use std::ffi::c_int;
 use std::mem::{ManuallyDrop, MaybeUninit};
 
 use mpi::ffi;
-use phalanx_pg::Result;
+use phalanx_pg::{Error, ErrorKind, Result};
 
 use crate::comm::{Comm, MAX_COUNT, number};
-use crate::library::{check, enter};
+use crate::library::{check, enter, error_class};
 
 /// From whom: one rank or any.
 #[derive(Debug, Clone, Copy)]
@@ -30,8 +30,20 @@ pub(crate) struct Arrival {
 pub(crate) struct Flight<M> {
     requests: Vec<ffi::MPI_Request>,
     statuses: Vec<MaybeUninit<ffi::MPI_Status>>,
+    /// Those that were through when MPI said that something is wrong, while others were not: it
+    /// says nothing more about them.
+    early: Vec<Early>,
     landed: bool,
     memory: ManuallyDrop<M>,
+}
+
+/// A message that was through before others.
+struct Early {
+    /// The number of its start.
+    message: usize,
+    status: ffi::MPI_Status,
+    /// It was longer than the room for it.
+    cut_off: bool,
 }
 
 // SAFETY: MPI runs with MPI_THREAD_MULTIPLE, so any thread may ask for a request; the handles are
@@ -43,6 +55,7 @@ impl<M> Flight<M> {
         Self {
             requests: Vec::new(),
             statuses: Vec::new(),
+            early: Vec::new(),
             landed: true,
             memory: ManuallyDrop::new(memory),
         }
@@ -141,31 +154,73 @@ impl<M> Flight<M> {
         let _inside = enter()?;
         let mut done = 0;
         // SAFETY: as many requests as said, all of this flight, and room for as many statuses.
-        check("MPI_Testall", unsafe {
+        let code = unsafe {
             let (count, requests) = (number(self.requests.len()), self.requests.as_mut_ptr());
             let statuses = self.statuses.as_mut_ptr().cast();
             ffi::MPI_Testall(count, requests, &raw mut done, statuses)
-        })?;
-        self.landed = done != 0;
+        };
+        self.landed = match check("MPI_Testall", code) {
+            Ok(()) => done != 0,
+            Err(_) if error_class(code) == ffi::MPI_ERR_IN_STATUS => self.sort_out()?,
+            Err(err) => return Err(err),
+        };
         Ok(self.landed)
     }
 
-    /// What came with a message that was received, by the number of its start.
+    /// What is wrong, when MPI says that something is: a message that was too long has come all the
+    /// same. Whether all are through.
+    fn sort_out(&mut self) -> Result<bool> {
+        let mut through = true;
+        for (message, status) in self.statuses.iter().enumerate() {
+            if self.early.iter().any(|early| early.message == message) {
+                continue;
+            }
+            // SAFETY: MPI has written all of them when it says to look there.
+            let status = unsafe { *status.assume_init_ref() };
+            let cut_off = match error_class(status.MPI_ERROR) {
+                ffi::MPI_ERR_PENDING => {
+                    through = false;
+                    continue;
+                }
+                ffi::MPI_ERR_TRUNCATE => true,
+                _ => check("MPI_Testall", status.MPI_ERROR).map(|()| false)?,
+            };
+            self.early.push(Early {
+                message,
+                status,
+                cut_off,
+            });
+        }
+        Ok(through)
+    }
+
+    /// What came with a message that was received, by the number of its start; an error if it was
+    /// longer than the room for it.
     ///
     /// # Panics
     ///
     /// If not all messages are through.
     pub(crate) fn arrival(&self, message: usize) -> Result<Arrival> {
         assert!(self.landed, "messages are on their way");
-        // SAFETY: MPI has written it when it said that all are through.
-        let status = unsafe { self.statuses[message].assume_init_ref() };
+        let mut early = self.early.iter();
+        let early = early.find(|early| early.message == message);
+        let status = match early {
+            Some(early) => &early.status,
+            // SAFETY: MPI has written it when it said that all are through.
+            None => unsafe { self.statuses[message].assume_init_ref() },
+        };
+        let from = usize::try_from(status.MPI_SOURCE).unwrap_or(usize::MAX);
+        if early.is_some_and(|early| early.cut_off) {
+            let what = format!("rank {from} sent more than there is room for");
+            return Err(Error::new(ErrorKind::Mismatch, what).from_peer(from));
+        }
         let mut bytes = 0;
         // SAFETY: a status of MPI's.
         check("MPI_Get_count", unsafe {
             ffi::MPI_Get_count(&raw const *status, ffi::RSMPI_UINT8_T, &raw mut bytes)
         })?;
         Ok(Arrival {
-            from: usize::try_from(status.MPI_SOURCE).unwrap_or(usize::MAX),
+            from,
             bytes: usize::try_from(bytes).unwrap_or(0),
         })
     }
@@ -184,9 +239,10 @@ impl<M> Flight<M> {
         assert!(self.landed, "messages are on their way");
         // SAFETY: taken once: the flight ends here, without its drop.
         let memory = unsafe { ManuallyDrop::take(&mut self.memory) };
-        // Its two vectors.
+        // Its vectors.
         drop(std::mem::take(&mut self.requests));
         drop(std::mem::take(&mut self.statuses));
+        drop(std::mem::take(&mut self.early));
         std::mem::forget(self);
         memory
     }

@@ -124,8 +124,8 @@ impl ProcessGroup for MpiGroup {
     fn split(&self, ranks: &[usize], name: &str) -> Result<Option<Arc<dyn ProcessGroup>>> {
         let place = self.member.place();
         let usable = || self.lane.check_usable();
-        let join = |rank| {
-            let member = self.member.split(ranks, rank, name)?;
+        let join = |_| {
+            let member = self.member.split(ranks, name)?;
             Ok(Self::of(format!("{}/{name}", self.name), member) as Arc<dyn ProcessGroup>)
         };
         let size = self.size();
@@ -159,7 +159,7 @@ impl Drop for MpiGroup {
     fn drop(&mut self) {
         // Before the lane goes, which would take it for an abort.
         if self.lane.check_usable().is_ok() {
-            self.member.leave();
+            self.member.leave("dropped the group without a shutdown");
         }
     }
 }

@@ -77,11 +77,6 @@ impl Known {
 /// A hello in progress.
 pub(crate) struct Hello {
     comm: Arc<Comm>,
-    /// The members' ranks in the communicator.
-    members: Arc<[usize]>,
-    /// Own place among them.
-    rank: usize,
-    first_tag: i32,
     known: Known,
     /// Bytes of one rank's data.
     block: usize,
@@ -89,6 +84,7 @@ pub(crate) struct Hello {
     blocks: Vec<u8>,
     /// 2 to the power of the round.
     distance: usize,
+    /// Also the tag of its messages.
     round: i32,
     flight: Option<Flight<(Vec<u8>, Vec<u8>)>>,
     /// Room for what is heard, when nothing is on its way.
@@ -96,25 +92,15 @@ pub(crate) struct Hello {
 }
 
 impl Hello {
-    /// Begins. `tag` and the numbers up to 32 above it are for this hello among the members; `room`
-    /// is what an earlier one has left.
-    pub(crate) fn new(
-        comm: &Arc<Comm>,
-        (members, rank): (&Arc<[usize]>, usize),
-        tag: i32,
-        call: Fingerprint,
-        data: &[u8],
-        mut room: Vec<u8>,
-    ) -> Self {
+    /// Begins. `room` is what an earlier one has left.
+    pub(crate) fn new(comm: &Arc<Comm>, call: Fingerprint, data: &[u8], mut room: Vec<u8>) -> Self {
+        let (rank, size) = (comm.rank(), comm.size());
         room.resize(HEAD_LEN + MAX_INLINE, 0);
-        let mut blocks = Vec::with_capacity(data.len() * members.len());
+        let mut blocks = Vec::with_capacity(data.len() * size);
         blocks.extend(data);
         let own = Caller { rank, call };
         Self {
             comm: Arc::clone(comm),
-            members: Arc::clone(members),
-            rank,
-            first_tag: tag,
             known: Known { own, other: None },
             block: data.len(),
             blocks,
@@ -127,7 +113,7 @@ impl Hello {
 
     /// Goes as far as it can without waiting; whether it is over.
     pub(crate) fn advance(&mut self) -> Result<bool> {
-        while self.distance < self.members.len() {
+        while self.distance < self.comm.size() {
             let mut flight = match self.flight.take() {
                 Some(flight) => flight,
                 None => self.start()?,
@@ -142,12 +128,12 @@ impl Hello {
     }
 
     pub(crate) fn is_over(&self) -> bool {
-        self.distance >= self.members.len()
+        self.distance >= self.comm.size()
     }
 
     /// From whom this rank has not heard yet.
     pub(crate) fn awaited(&self) -> usize {
-        (self.rank + self.distance) % self.members.len()
+        (self.comm.rank() + self.distance) % self.comm.size()
     }
 
     /// Everybody's data, by rank, or the error of ranks that call different things; and the room.
@@ -156,25 +142,25 @@ impl Hello {
     ///
     /// If it is not over.
     pub(crate) fn end(mut self) -> (Result<Vec<u8>>, Vec<u8>) {
-        let size = self.members.len();
+        let size = self.comm.size();
         assert!(self.distance >= size, "the hello is not over");
         if let Some(other) = self.known.other {
             let mut all = vec![self.known.own.call; size];
             all[other.rank] = other.call;
-            let err = Fingerprint::mismatch(&all, self.rank).unwrap_or_else(mixed_up);
+            let err = Fingerprint::mismatch(&all, self.comm.rank()).unwrap_or_else(mixed_up);
             return (Err(err), self.room);
         }
-        self.blocks.rotate_right(self.rank * self.block);
+        self.blocks.rotate_right(self.comm.rank() * self.block);
         (Ok(self.blocks), self.room)
     }
 
     /// How many blocks travel in this round.
     fn count(&self) -> usize {
-        self.distance.min(self.members.len() - self.distance)
+        self.distance.min(self.comm.size() - self.distance)
     }
 
     fn start(&mut self) -> Result<Flight<(Vec<u8>, Vec<u8>)>> {
-        let size = self.members.len();
+        let size = self.comm.size();
         let mut said = vec![0; HEAD_LEN + self.count() * self.block];
         self.known.encode(&mut said);
         // Somebody whose data is of another length has sent less; then it does not matter.
@@ -182,10 +168,10 @@ impl Hello {
         let there = blocks.min(self.blocks.len());
         said[HEAD_LEN..][..there].copy_from_slice(&self.blocks[..there]);
         let heard = std::mem::take(&mut self.room);
-        let tag = self.first_tag + self.round;
+        let tag = self.round;
         let mut flight = Flight::new((said, heard));
-        let to = self.members[(self.rank + size - self.distance) % size];
-        let from = self.members[self.awaited()];
+        let to = (self.comm.rank() + size - self.distance) % size;
+        let from = self.awaited();
         let (from_said, into_heard) = flight.with_memory(|(said, heard)| {
             (
                 (said.as_ptr(), said.len()),

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `group.rs` | the [`ProcessGroup`](phalanx_pg::ProcessGroup): collectives to the lane, the rest past it |
 //! | `hello.rs` | how ranks meet before each collective, and find out that they call different things |
+//! | `forming.rs` | how ranks agree to form a group before they enter MPI for it |
 //! | `collective.rs` | every collective, as MPI's own or as an exchange of messages in rank order |
 //! | `messages.rs` | sends and receives, and the thread that asks how they stand |
 //! | `member.rs` | one rank of one group: what it runs, what it is told, and how it ends |
@@ -35,6 +36,7 @@ mod collective;
 mod comm;
 #[expect(unsafe_code, reason = "calls into the library")]
 mod flight;
+mod forming;
 mod group;
 #[expect(unsafe_code, reason = "lends memory to messages")]
 mod hello;

@@ -137,6 +137,14 @@ pub(crate) fn in_place() -> *const c_void {
     unsafe { phalanx_mpi_in_place() }.cast_const()
 }
 
+/// Which of the standard's errors a return code stands for; the numbers are the library's own.
+pub(crate) fn error_class(code: c_int) -> u32 {
+    let mut class = 0;
+    // SAFETY: may be called at any time, with room for one number.
+    unsafe { ffi::MPI_Error_class(code, &raw mut class) };
+    class.unsigned_abs()
+}
+
 /// The error that a return code of the library stands for.
 pub(crate) fn check(call: &str, code: c_int) -> Result<()> {
     // MPI_SUCCESS, which the standard has as zero.

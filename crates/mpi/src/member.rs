@@ -14,20 +14,19 @@ use phalanx_pg::{
 use crate::collective::{Round, by_library, data_for_hello, is_by_library};
 use crate::comm::Comm;
 use crate::flight::{Flight, take};
+use crate::forming::Forming;
 use crate::hello::Hello;
 use crate::library::Unfinished;
 use crate::messages::Messages;
 
-/// Tags of the control communicator; those of hellos come first.
-const HELLO: i32 = 0;
+/// Tags of the control communicator; those of hellos come before.
 pub(crate) const WORDS: i32 = 64;
 /// Data between two ranks, in the order of the collectives.
 pub(crate) const EXCHANGE: i32 = 65;
+/// About groups that are to be formed.
+pub(crate) const FORMING: i32 = 66;
 /// Reserved tags of callers, which may be larger than MPI's.
 pub(crate) const RESERVED: i32 = 128;
-/// Hellos before a split: one of many ranges, by its name.
-const SPLIT: i32 = 1024;
-const SPLITS: u64 = 512;
 
 /// Polls between two looks at the clock and at what the others say.
 const POLLS: u32 = 64;
@@ -49,12 +48,12 @@ pub(crate) struct Member {
     comm: Arc<Comm>,
     /// Hellos, exchanges, words about the end, reserved tags.
     control: Arc<Comm>,
-    everyone: Arc<[usize]>,
     lane: OnceLock<Weak<Lane>>,
     state: Mutex<State>,
     broken: AtomicBool,
     issued: PointToPoint,
     messages: Messages,
+    forming: Forming,
 }
 
 struct State {
@@ -109,25 +108,24 @@ impl Pace {
 }
 
 impl Member {
-    /// The group of all processes that were started together. A collective call.
-    pub(crate) fn world(name: &str, timeout: Duration) -> Result<Arc<Self>> {
-        let comm = Comm::world()?;
-        let members = (0..comm.size()).collect();
-        Self::new(comm, name, members, timeout)
-    }
-
-    fn new(comm: Comm, name: &str, members: Vec<usize>, timeout: Duration) -> Result<Arc<Self>> {
+    /// Takes its place in a communicator. A collective call.
+    pub(crate) fn new(
+        comm: Comm,
+        name: &str,
+        members: Vec<usize>,
+        timeout: Duration,
+    ) -> Result<Arc<Self>> {
         let control = comm.duplicate()?;
         let size = comm.size();
         Ok(Arc::new(Self {
             issued: PointToPoint::new(Place::of_group(name, comm.rank())),
             messages: Messages::default(),
+            forming: Forming::default(),
             place: Place::of_group(name, comm.rank()),
             members,
             timeout,
             comm: Arc::new(comm),
             control: Arc::new(control),
-            everyone: (0..size).collect(),
             lane: OnceLock::new(),
             state: Mutex::new(State {
                 finished: 0,
@@ -138,23 +136,6 @@ impl Member {
             }),
             broken: AtomicBool::new(false),
         }))
-    }
-
-    /// A group of some ranks of this one. A collective call of these.
-    pub(crate) fn split(&self, ranks: &[usize], rank: usize, name: &str) -> Result<Arc<Self>> {
-        // Nobody waits in MPI for somebody who does not come.
-        let call = Fingerprint::of(&Call::Barrier, hash(name));
-        let range = i32::try_from(hash(name) % SPLITS).unwrap_or(0);
-        let tag = SPLIT + 64 * range;
-        let seats = (&ranks.into(), rank);
-        let mut hello = Hello::new(&self.control, seats, tag, call, &[], Vec::new());
-        let deadline = Instant::now() + self.timeout.min(Duration::from_secs(1 << 30));
-        self.wait_for(&mut hello, u64::MAX, deadline)?;
-        hello.end().0?;
-        let comm = self.comm.of(ranks, tag)?;
-        let members = ranks.iter().map(|&rank| self.members[rank]).collect();
-        let group = self.place.group.as_deref().unwrap_or_default();
-        Self::new(comm, &format!("{group}/{name}"), members, self.timeout)
     }
 
     pub(crate) fn attach(&self, lane: &Arc<Lane>) {
@@ -191,6 +172,10 @@ impl Member {
 
     pub(crate) fn messages(&self) -> &Messages {
         &self.messages
+    }
+
+    pub(crate) fn forming(&self) -> &Forming {
+        &self.forming
     }
 
     /// The numbers of sends and receives.
@@ -278,35 +263,39 @@ impl Member {
         }
     }
 
-    fn tell_all(&self, word: &Word) {
-        let mut state = self.state.lock();
-        for peer in (0..self.size()).filter(|&peer| peer != self.rank()) {
-            let bytes = word.encode();
-            let mut flight = Flight::new(bytes);
-            let said = flight.with_memory(|bytes| (bytes.as_ptr(), bytes.len()));
-            // SAFETY: the vector is the flight's, and where it is on the heap it stays.
-            let sent = unsafe { flight.send(&self.control, said, peer, WORDS) };
-            match sent.and_then(|()| flight.test()) {
-                Ok(true) => {}
-                Ok(false) => state.said.push(flight),
-                Err(err) => {
-                    tracing::debug!(target: "phalanx::mpi", "rank {peer} was not told: {err}");
-                }
+    /// Sends a few bytes, without waiting until they have come.
+    pub(crate) fn say(&self, peer: usize, tag: i32, bytes: Vec<u8>) {
+        let mut flight = Flight::new(bytes);
+        let said = flight.with_memory(|bytes| (bytes.as_ptr(), bytes.len()));
+        // SAFETY: the vector is the flight's, and where it is on the heap it stays.
+        let sent = unsafe { flight.send(&self.control, said, peer, tag) };
+        match sent.and_then(|()| flight.test()) {
+            Ok(true) => {}
+            Ok(false) => self.state.lock().said.push(flight),
+            Err(err) => {
+                tracing::debug!(target: "phalanx::mpi", "rank {peer} was not told: {err}");
             }
+        }
+    }
+
+    fn tell_all(&self, word: &Word) {
+        for peer in (0..self.size()).filter(|&peer| peer != self.rank()) {
+            self.say(peer, WORDS, word.encode());
         }
     }
 
     /// Leaves in order, when all ranks have come to the end.
     pub(crate) fn say_goodbye(&self) -> Result<()> {
         self.state.lock().quiet = true;
+        self.forming.close();
         self.control.free()?;
         self.comm.free()
     }
 
-    /// Leaves a group that was not shut down.
-    pub(crate) fn leave(&self) {
+    /// Leaves a group that was not shut down, and says what it did instead.
+    pub(crate) fn leave(&self, did: &str) {
         let rank = self.rank();
-        let what = format!("rank {rank} dropped the group without a shutdown");
+        let what = format!("rank {rank} {did}");
         let notice = Notice::of(&Error::new(ErrorKind::Aborted, what).from_peer(rank), rank);
         let mut state = self.state.lock();
         state.quiet = true;
@@ -325,8 +314,7 @@ impl Member {
         let room = std::mem::take(&mut self.state.lock().room);
         let fingerprint = Fingerprint::of(&call, turn.seq);
         let data = data_for_hello(&call, self.size())?;
-        let seats = (&self.everyone, self.rank());
-        let mut hello = Hello::new(&self.control, seats, HELLO, fingerprint, &data, room);
+        let mut hello = Hello::new(&self.control, fingerprint, &data, room);
         if let Err(err) = self.wait_for(&mut hello, turn.seq, turn.deadline) {
             self.go_on_without_caller(hello, call);
             return Err(err);
@@ -334,6 +322,28 @@ impl Member {
         let (heard, room) = hello.end();
         self.state.lock().room = room;
         round.run(call, &heard?)
+    }
+
+    /// That all ranks have the same batch, before any of its calls.
+    fn agree_on(&self, batch: Fingerprint, turn: &Turn) -> Result<()> {
+        let room = std::mem::take(&mut self.state.lock().room);
+        let mut hello = Hello::new(&self.control, batch, &[], room);
+        self.wait_for(&mut hello, turn.seq, turn.deadline)?;
+        let (heard, room) = hello.end();
+        self.state.lock().room = room;
+        heard.map(drop)
+    }
+
+    fn run_batch(&self, batch: Call, turn: &Turn) -> Result<Done> {
+        self.agree_on(Fingerprint::of(&batch, turn.seq), turn)?;
+        let Call::Batch(calls) = batch else {
+            return self.run_one(batch, turn);
+        };
+        let parts = calls.into_iter().map(|call| self.run_one(call, turn));
+        Ok(Done {
+            parts: parts.collect::<Result<_>>()?,
+            ..Done::default()
+        })
     }
 
     /// Another rank may have heard from everybody and be in MPI's collective, which it cannot
@@ -374,13 +384,7 @@ impl State {
 impl Engine for Member {
     fn run(&self, call: Call, turn: &Turn) -> Result<Done> {
         let result = match call {
-            Call::Batch(calls) => {
-                let parts = calls.into_iter().map(|call| self.run_one(call, turn));
-                parts.collect::<Result<_>>().map(|parts| Done {
-                    parts,
-                    ..Done::default()
-                })
-            }
+            Call::Batch(_) => self.run_batch(call, turn),
             call => self.run_one(call, turn),
         };
         // After a mismatch the ranks are in step: the number is over for all.
@@ -398,13 +402,6 @@ impl Engine for Member {
         }
         self.messages.wake();
     }
-}
-
-/// The same on all ranks.
-fn hash(name: &str) -> u64 {
-    // FNV-1a.
-    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    name.bytes().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
 impl fmt::Debug for Member {

@@ -4,8 +4,8 @@ mod common;
 
 use std::time::Duration;
 
-use common::{TIMEOUT, connect, mpirun};
-use phalanx_conformance::group::{break_by_timeout, wake_by_abort};
+use common::{DEADLINE, TIMEOUT, connect, mpirun};
+use phalanx_conformance::group::{break_by_timeout, form_too_late, wake_by_abort};
 use phalanx_mpi::MpiGroup;
 use phalanx_pg::registry::GroupInit;
 use phalanx_pg::{
@@ -65,6 +65,88 @@ fn a_rank_that_gives_up_leaves_nobody_behind_in_mpi() {
     });
 }
 
+/// Long enough for ranks that are there.
+const SHORT: Duration = Duration::from_secs(3);
+
+#[test]
+fn a_rank_that_is_late_to_form_a_group_is_named_and_nobody_waits_for_ever() {
+    mpirun(3).run(|ctx| {
+        let world = MpiGroup::world(SHORT).unwrap();
+        form_too_late(&world, &*ctx.store());
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn groups_that_ranks_form_in_different_orders_are_an_error_and_not_a_deadlock() {
+    mpirun(2).run(|ctx| {
+        let world = MpiGroup::world(SHORT).unwrap();
+        let mut names = ["first", "second"];
+        names.rotate_left(ctx.rank());
+        let other = Some(1 - ctx.rank());
+        for name in names {
+            let err = world
+                .new_group(&[0, 1], name)
+                .expect_err("in another order");
+            assert_eq!(
+                (err.kind(), err.peer()),
+                (ErrorKind::Timeout, other),
+                "{err}"
+            );
+            ctx.store()
+                .set(&format!("{name}/{}", ctx.rank()), b"")
+                .unwrap();
+            let others = names[usize::from(name == names[0])];
+            ctx.store()
+                .wait(&[&format!("{others}/{}", 1 - ctx.rank())])
+                .unwrap();
+        }
+        world.barrier().unwrap();
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn a_group_that_mpi_does_not_make_in_time_is_an_error_also_for_who_comes_later() {
+    mpirun(2).run(|ctx| {
+        let world = connect(ctx);
+        if ctx.rank() == 0 {
+            let err = MpiGroup::world(SHORT).expect_err("rank 1 is not there");
+            assert_eq!(err.kind(), ErrorKind::Timeout, "{err:?}");
+            ctx.store().set("gave up", b"").unwrap();
+        } else {
+            ctx.store().wait(&["gave up"]).unwrap();
+            let second = MpiGroup::world(TIMEOUT).unwrap();
+            let err = second.barrier().expect_err("rank 0 is not in it");
+            assert_eq!(
+                (err.kind(), err.peer()),
+                (ErrorKind::Aborted, Some(0)),
+                "{err:?}"
+            );
+            assert!(err.to_string().contains("rank 0 gave up"), "{err}");
+        }
+        world.barrier().unwrap();
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn a_process_that_ends_with_a_thread_inside_mpi_ends_the_job() {
+    mpirun(2).check(
+        |ctx| {
+            let _world = connect(ctx);
+            if ctx.rank() == 0 {
+                MpiGroup::world(SHORT).expect_err("rank 1 is not there");
+                return;
+            }
+            // It is mpirun that ends this: it has seen a process end that did not say so to MPI.
+            std::thread::sleep(DEADLINE);
+            panic!("nobody should come here");
+        },
+        |outcome| assert_eq!(outcome.rank(1).end, End::Lost, "{}", outcome.report()),
+    );
+}
+
 #[test]
 fn an_abort_wakes_what_is_blocked_here_and_elsewhere() {
     mpirun(3).run(|ctx| {
@@ -78,7 +160,16 @@ fn different_calls_are_an_error_on_every_rank_and_the_group_goes_on() {
         let group = connect(ctx);
         let odd = ctx.rank() == 2;
         type Pair = (&'static str, fn(&dyn ProcessGroup, bool) -> Result<()>);
-        let pairs: [Pair; 4] = [
+        let pairs: [Pair; 5] = [
+            ("number of calls", |group, odd| {
+                let count = if odd { 3 } else { 2 };
+                let one = || Buffer::from_vec(vec![1i64]);
+                let bufs = (0..count).map(|_| one()).collect();
+                group
+                    .allreduce_coalesced(bufs, ReduceOp::Sum)?
+                    .wait()
+                    .map(drop)
+            }),
             ("length", |group, odd| {
                 let len = if odd { 5 } else { 4 };
                 let buf = Buffer::zeroed(DType::F32, len);
@@ -117,23 +208,62 @@ fn different_calls_are_an_error_on_every_rank_and_the_group_goes_on() {
 }
 
 #[test]
-fn a_message_of_another_length_is_an_error() {
+fn a_message_of_another_length_is_an_error_and_the_group_goes_on() {
     mpirun(2).run(|ctx| {
         let group = connect(ctx);
-        if ctx.rank() == 0 {
-            let data = Buffer::from_vec(vec![1.0f32; 3]).freeze();
-            group.send(data, 1, 7).unwrap().wait().unwrap();
-        } else {
+        for (len, what) in [(3, "sent 12 bytes"), (8, "more than there is room for")] {
+            if ctx.rank() == 0 {
+                let data = Buffer::from_vec(vec![1.0f32; len]).freeze();
+                group.send(data, 1, 7).unwrap().wait().unwrap();
+                continue;
+            }
             let room = Buffer::zeroed(DType::F32, 5);
-            let err = group
-                .recv(room, 0, 7)
-                .unwrap()
-                .wait()
-                .expect_err("too short");
-            assert_eq!(err.kind(), ErrorKind::Mismatch, "{err:?}");
-            assert!(err.to_string().contains("sent 12 bytes"), "{err}");
+            let came = group.recv(room, 0, 7).unwrap().wait();
+            let err = came.expect_err("not of this length");
+            assert_eq!(
+                (err.kind(), err.peer()),
+                (ErrorKind::Mismatch, Some(0)),
+                "{err:?}"
+            );
+            assert!(err.to_string().contains(what), "{err}");
         }
         group.barrier().unwrap();
+        group.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn counts_that_do_not_fit_are_an_error_where_they_are_seen_and_the_group_goes_on() {
+    mpirun(3).run(|ctx| {
+        let group = connect(ctx);
+        // What rank 0 sends to rank 1, and what that expects.
+        for (sent, expected) in [(2, 1), (1, 2), (0, 1), (1, 0)] {
+            let mut send = vec![1; 3];
+            let mut recv = vec![1; 3];
+            match ctx.rank() {
+                0 => send[1] = sent,
+                1 => recv[0] = expected,
+                _ => {}
+            }
+            let data = Buffer::from_vec(vec![ctx.rank() as i64; send.iter().sum()]).freeze();
+            let room = Buffer::zeroed(DType::I64, recv.iter().sum());
+            let came = group.alltoall_v(data, room, send, recv).unwrap().wait();
+            if ctx.rank() == 1 {
+                let err = came.expect_err("rank 0 sends something else");
+                assert_eq!(
+                    (err.kind(), err.peer()),
+                    (ErrorKind::Mismatch, Some(0)),
+                    "{err:?}"
+                );
+            } else {
+                assert_eq!(came.unwrap().as_slice::<i64>().unwrap(), [0, 1, 2]);
+            }
+        }
+        let sum = group.allreduce(Buffer::from_vec(vec![1i32; LEN]), ReduceOp::Sum);
+        assert_eq!(
+            sum.unwrap().wait().unwrap().as_slice::<i32>().unwrap(),
+            [3; LEN]
+        );
         group.shutdown().unwrap();
     });
 }

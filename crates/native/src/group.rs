@@ -44,16 +44,17 @@ impl NativeGroup {
     /// As if this process were on a host of its own by this name, with all others that say the
     /// same: for tests of what happens between hosts.
     pub fn connect_as_on(init: &GroupInit, host: &str) -> Result<Arc<dyn ProcessGroup>> {
-        let notes = Notes {
+        let notes = Notes::of_this_process().map(|notes| Notes {
             host: host.to_owned(),
-            ..Notes::of_this_process()
-        };
+            ..notes
+        });
         Self::connect_from(init, notes)
     }
 
-    fn connect_from(init: &GroupInit, notes: Notes) -> Result<Arc<dyn ProcessGroup>> {
+    fn connect_from(init: &GroupInit, notes: Result<Notes>) -> Result<Arc<dyn ProcessGroup>> {
         let place = phalanx_pg::Place::of_group(&init.name, init.rank);
-        Self::connect_world(init, notes).map_err(|err| err.at(place))
+        let group = notes.and_then(|notes| Self::connect_world(init, notes));
+        group.map_err(|err| err.at(place))
     }
 
     fn connect_world(init: &GroupInit, notes: Notes) -> Result<Arc<dyn ProcessGroup>> {
@@ -74,17 +75,9 @@ impl NativeGroup {
             timeout: init.timeout,
             parent: None,
         };
-        let (hosts, bind, streams) =
-            meet::meet(init, notes, &format!("phalanx/native{}", seat.identity))?;
-        let domain = Domain::start(
-            init.rank,
-            hosts,
-            kernels,
-            Arc::clone(&init.store),
-            init.token.clone(),
-            bind,
-            streams,
-        )?;
+        let world = meet::meet(init, notes, &format!("phalanx/native{}", seat.identity))?;
+        let (store, token) = (Arc::clone(&init.store), init.token.clone());
+        let domain = Domain::start(init.rank, world, kernels, store, token)?;
         Self::join(&domain, &seat)
     }
 

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use phalanx_pg::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::between::Cut;
+
 /// Overrides what a host is known by, so that tests can make several of one.
 pub(crate) const HOST_VAR: &str = "PHALANX_HOST_ID";
 
@@ -16,15 +18,18 @@ pub(crate) struct Notes {
     pub(crate) host: String,
     /// The processors it may run on, by number.
     pub(crate) cpus: Vec<u32>,
+    /// How it would cut what goes to other hosts.
+    pub(crate) cut: Cut,
 }
 
 impl Notes {
     /// About this process.
-    pub(crate) fn of_this_process() -> Self {
-        Self {
+    pub(crate) fn of_this_process() -> Result<Self> {
+        Ok(Self {
             host: std::env::var(HOST_VAR).unwrap_or_else(|_| host_id()),
             cpus: cpus(),
-        }
+            cut: Cut::from_environment()?,
+        })
     }
 
     pub(crate) fn encode(&self) -> Result<Vec<u8>> {
@@ -129,6 +134,7 @@ mod tests {
         Notes {
             host: host.into(),
             cpus: cpus.to_vec(),
+            cut: Cut::default(),
         }
     }
 

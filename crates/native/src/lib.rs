@@ -45,7 +45,7 @@
 //!
 //! # Not done
 //!
-//! Several threads per slice, and NUMA; more than one stream between two ranks;
+//! Several threads per slice or for the streams of a rank, and NUMA; messages on several streams;
 //! algorithms for many hosts other than direct exchange; encryption between hosts; systems other
 //! than Linux. ARM is expected to work and has not been run by us.
 

@@ -15,6 +15,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags,
 };
 
+use crate::between::Cut;
 use crate::domain::os_error;
 use crate::host_map::{HostMap, Notes};
 use crate::shm::Segment;
@@ -25,37 +26,41 @@ const IFACE_VAR: &str = "PHALANX_IFACE";
 /// How long a peer on this host may take to show its memory.
 const PROBE_LIMIT: Duration = Duration::from_secs(30);
 
+/// The processes of a job, from where one of them stands.
+pub(crate) struct World {
+    pub(crate) hosts: HostMap,
+    pub(crate) cut: Cut,
+    /// The address to be reached at.
+    pub(crate) bind: Option<IpAddr>,
+    /// By rank.
+    pub(crate) streams: Vec<Option<Stream>>,
+}
+
 /// Connects with every process of the world.
-pub(crate) fn meet(
-    init: &GroupInit,
-    notes: Notes,
-    prefix: &str,
-) -> Result<(HostMap, Option<IpAddr>, Vec<Option<Stream>>)> {
+pub(crate) fn meet(init: &GroupInit, notes: Notes, prefix: &str) -> Result<World> {
     let bind = bind_address(init.bind)?;
-    let (map, streams) = connect(init, &format!("{prefix}/world"), bind, &notes)?;
-    let shared = streams.iter().flatten().all(probe);
+    let world = connect(init, &format!("{prefix}/world"), bind, &notes)?;
+    let shared = world.streams.iter().flatten().all(probe);
     if agree(init, prefix, shared)? {
-        return Ok((map, bind, streams));
+        return Ok(world);
     }
     tracing::warn!(
         target: "phalanx::native",
         "ranks on one host cannot share memory here; they use TCP, which is slower"
     );
-    drop(streams);
+    drop(world);
     let alone = Notes {
         host: format!("rank {}", init.rank),
         ..notes
     };
-    let (_, streams) = connect(init, &format!("{prefix}/apart"), bind, &alone)?;
-    Ok((HostMap::apart(init.world_size), bind, streams))
+    let world = connect(init, &format!("{prefix}/apart"), bind, &alone)?;
+    Ok(World {
+        hosts: HostMap::apart(init.world_size),
+        ..world
+    })
 }
 
-fn connect(
-    init: &GroupInit,
-    prefix: &str,
-    bind: Option<IpAddr>,
-    notes: &Notes,
-) -> Result<(HostMap, Vec<Option<Stream>>)> {
+fn connect(init: &GroupInit, prefix: &str, bind: Option<IpAddr>, notes: &Notes) -> Result<World> {
     let meeting = Meeting {
         store: init.store.second_handle()?,
         prefix: prefix.to_owned(),
@@ -67,19 +72,26 @@ fn connect(
         limit: meeting_limit(init),
         give_up: &|| None,
     };
-    let mut map = None;
+    let mut met = None;
     let streams = meeting.connect(&notes.encode()?, |all| {
         let all = all.iter().map(|bytes| Notes::decode(bytes));
-        let hosts = HostMap::new(&all.collect::<Result<Vec<_>>>()?);
+        let all = all.collect::<Result<Vec<_>>>()?;
+        let hosts = HostMap::new(&all);
         let way = |peer| match hosts.together(init.rank, peer) {
             true => Way::Unix,
             false => Way::Tcp,
         };
         let ways = (0..init.world_size).map(way).collect();
-        map = Some(hosts);
+        met = Some((hosts, Cut::agree(all.iter().map(|notes| notes.cut))));
         Ok(ways)
     })?;
-    Ok((map.expect("routed before connected"), streams))
+    let (hosts, cut) = met.expect("routed before connected");
+    Ok(World {
+        hosts,
+        cut,
+        bind,
+        streams,
+    })
 }
 
 /// As long as the store waits for anything, but no longer than an operation may take.

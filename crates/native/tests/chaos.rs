@@ -16,7 +16,11 @@ fn whoever_dies_or_stops_the_others_learn_who_it_was_and_go_on() {
     let mut summary = Summary::default();
     for seed in 0..RUNS {
         let plan = Plan::new(seed, MOST_RANKS);
+        // Half of them with several streams between hosts.
+        let streams = if seed % 2 == 0 { "1" } else { "3" };
         let world = World::new(plan.ranks).deadline(Duration::from_secs(120));
+        let world = world.env("PHALANX_STREAMS", streams);
+        let world = world.env("PHALANX_PIECE", "5000");
         world.check(
             |ctx| {
                 let host = format!("host {}", plan.hosts[ctx.rank()]);

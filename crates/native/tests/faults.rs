@@ -4,25 +4,18 @@ mod common;
 
 use std::time::Duration;
 
-use common::{DEADLINE, connect, connect_across, die, init, registered, resume, stop};
+use common::{DEADLINE, connect, connect_across, die, finished, init, registered, resume, stop};
 use phalanx_native::NativeGroup;
 use phalanx_pg::{
     Buffer, Call, CallKind, CallOptions, DType, Device, Error, ErrorKind, Payload, ProcessGroup,
     ProcessGroupExt, ReduceOp, Result,
 };
-use phalanx_testkit::{End, Outcome, World};
+use phalanx_testkit::{End, World};
 
 /// Elements: more than travels with a descriptor or in a frame.
 const LEN: usize = 30_000;
 
 const HOSTS: [[&str; 3]; 2] = [["a", "a", "a"], ["a", "a", "b"]];
-
-fn finished(outcome: &Outcome, ranks: &[usize]) {
-    for &rank in ranks {
-        let end = &outcome.rank(rank).end;
-        assert_eq!(*end, End::Finished, "{}", outcome.report());
-    }
-}
 
 /// A call of this kind, of which rank 1 is a part.
 fn call(kind: CallKind, group: &dyn ProcessGroup) -> Call {

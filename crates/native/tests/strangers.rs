@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use common::{DEADLINE, init};
+use common::{DEADLINE, init, striped};
 use phalanx_native::NativeGroup;
 use phalanx_pg::{ErrorKind, ProcessGroupExt};
 use phalanx_store::JobToken;
@@ -64,7 +64,7 @@ fn is_turned_away(mut stream: TcpStream) -> bool {
 fn a_group_forms_while_strangers_call() {
     let secret = JobToken::new("the secret of this job").unwrap();
     for token in [None, Some(secret)] {
-        World::new(3).deadline(DEADLINE).run(|ctx| {
+        striped(3).run(|ctx| {
             let pid = std::process::id().to_string();
             ctx.store()
                 .set(&format!("pid/{}", ctx.rank()), pid.as_bytes())
@@ -78,10 +78,11 @@ fn a_group_forms_while_strangers_call() {
                     let port = door_of(&String::from_utf8(pid).unwrap());
                     drop(visit(port, b""));
                     // A hello as it should be, for a group that is not this one.
-                    let mut hello = b"PHLXPGR\x01".to_vec();
+                    let mut hello = b"PHLXPGR\x02".to_vec();
                     hello.extend([7; 32]);
                     hello.extend(2u32.to_le_bytes());
                     hello.extend((rank as u32).to_le_bytes());
+                    hello.extend(0u32.to_le_bytes());
                     hello.push(token.is_some().into());
                     hello.extend([9; 32]);
                     let words: [&[u8]; 5] = [

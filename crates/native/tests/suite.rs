@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{DEADLINE, TIMEOUT, connect, connect_across};
+use common::{DEADLINE, TIMEOUT, connect, connect_across, striped};
 use phalanx_conformance::group::{Level, run_rank, survive};
 use phalanx_pg::{ErrorKind, ProcessGroup, ProcessGroupExt};
 use phalanx_testkit::{End, Rank, World};
@@ -56,6 +56,27 @@ fn the_suite_passes_on_three_hosts_of_one() {
 #[test]
 fn the_suite_passes_on_hosts_of_different_sizes() {
     World::new(4).deadline(DEADLINE).run(|ctx| {
+        suite(ctx, &connect_across(ctx, &["a", "a", "a", "b"]));
+    });
+}
+
+#[test]
+fn the_suite_passes_on_two_hosts_of_two_with_several_streams() {
+    striped(4).run(|ctx| {
+        suite(ctx, &connect_across(ctx, &["a", "b", "a", "b"]));
+    });
+}
+
+#[test]
+fn the_suite_passes_on_three_hosts_of_one_with_several_streams() {
+    striped(3).run(|ctx| {
+        suite(ctx, &connect_across(ctx, &["a", "b", "c"]));
+    });
+}
+
+#[test]
+fn the_suite_passes_on_hosts_of_different_sizes_with_several_streams() {
+    striped(4).run(|ctx| {
         suite(ctx, &connect_across(ctx, &["a", "a", "a", "b"]));
     });
 }

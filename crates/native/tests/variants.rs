@@ -3,6 +3,7 @@
 mod common;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use common::{DEADLINE, connect, connect_across};
 use phalanx_conformance::group::{Case, Level, cases, run_cases};
@@ -54,6 +55,39 @@ fn the_suite_passes_under_recorded() {
         let recorded = |group| Recorded::new(group, &recorder) as Group;
         suite(ctx, &connect(ctx), &cases(), &recorded);
         assert!(recorder.dump().contains("native:"));
+    });
+}
+
+/// Elements of an all-reduce in shared memory that a blocking caller tries to finish at once.
+const QUICK_LEN: usize = 20_000;
+
+#[test]
+fn memory_is_the_callers_again_once_all_are_done_with_it() {
+    // More than a small machine has cores: ranks are interrupted in the middle.
+    World::new(5).deadline(DEADLINE).run(|ctx| {
+        let group = connect(ctx);
+        let blocking = group.with(CallOptions::blocking());
+        let mut rng = fastrand::Rng::with_seed(ctx.rank() as u64);
+        let mut data = group.allocate(Device::Cpu, DType::F32, QUICK_LEN).unwrap();
+        for round in 0..400 {
+            let value = (round + ctx.rank()) as f32;
+            // Who still worked on the operation before would write over this.
+            data.as_mut_slice::<f32>().unwrap().fill(value);
+            std::thread::sleep(Duration::from_micros(rng.u64(0..3) * 40));
+            data = blocking
+                .allreduce(data, ReduceOp::Sum)
+                .unwrap()
+                .wait()
+                .unwrap();
+            let sum = (5 * round + 10) as f32;
+            let wrong = data
+                .as_slice::<f32>()
+                .unwrap()
+                .iter()
+                .position(|&x| x != sum);
+            assert_eq!(wrong, None, "round {round}");
+        }
+        group.shutdown().unwrap();
     });
 }
 
@@ -152,6 +186,34 @@ fn assert_same(sum: &Buffer, expected: &[u8], what: &str) {
     assert_eq!((sum.len(), differs), (expected.len(), None), "{what}");
 }
 
+/// What three ranks sum up to, at the greatest length.
+fn rule_book(dtype: DType, op: ReduceOp) -> Vec<u8> {
+    let inputs: Vec<Vec<u8>> = (0..3).map(|rank| numbers(dtype, rank, LENS[4])).collect();
+    let parts = inputs.iter().map(|bytes| Contribution::new(op, bytes));
+    let mut whole = vec![0; inputs[0].len()];
+    reduce(op, dtype, &parts.collect::<Vec<_>>(), &mut whole);
+    whole
+}
+
+#[test]
+fn streams_change_no_bit() {
+    // In these maps the order of the hosts is that of the ranks.
+    for hosts in [["a", "a", "b"], ["a", "b", "c"]] {
+        for (streams, piece) in [("2", "4099"), ("5", "65536")] {
+            let world = World::new(3).env("PHALANX_STREAMS", streams);
+            let world = world.env("PHALANX_PIECE", piece).deadline(DEADLINE);
+            world.run(|ctx| {
+                let group = connect_across(ctx, &hosts);
+                for dtype in [DType::BF16, DType::F32, DType::Complex64] {
+                    let op = ReduceOp::Sum;
+                    same_bits(&group, dtype, op, &rule_book(dtype, op));
+                }
+                group.shutdown().unwrap();
+            });
+        }
+    }
+}
+
 #[test]
 fn one_host_gives_the_bits_of_the_rule_book() {
     let hints = [
@@ -170,15 +232,7 @@ fn one_host_gives_the_bits_of_the_rule_book() {
                 if !op.is_defined_for(dtype) {
                     continue;
                 }
-                let inputs: Vec<Vec<u8>> =
-                    (0..3).map(|rank| numbers(dtype, rank, LENS[4])).collect();
-                let parts: Vec<_> = inputs
-                    .iter()
-                    .map(|bytes| Contribution::new(op, bytes))
-                    .collect();
-                let mut whole = vec![0; inputs[0].len()];
-                reduce(op, dtype, &parts, &mut whole);
-                same_bits(&group, dtype, op, &whole);
+                same_bits(&group, dtype, op, &rule_book(dtype, op));
             }
             group.shutdown().unwrap();
         });

@@ -37,7 +37,14 @@ pub type RawStream = usize;
 /// ```
 ///
 /// `Send` and `Sync`: a buffer may move to and be read from other threads, like a `Vec`.
-pub struct Buffer {
+pub struct Buffer(
+    /// Behind a pointer: a buffer moves with its call and with the result, several times in an
+    /// operation that may take no longer than copying four words that often does.
+    Box<Span>,
+);
+
+/// What a buffer is a handle on.
+struct Span {
     storage: Arc<Storage>,
     /// Bytes from the start of the storage.
     offset: usize,
@@ -168,12 +175,7 @@ impl Buffer {
             stream,
             owner: keep,
         };
-        Self {
-            storage: Arc::new(storage),
-            offset: 0,
-            len,
-            dtype,
-        }
+        Self::whole(storage, dtype, len)
     }
 
     fn from_block(
@@ -190,58 +192,62 @@ impl Buffer {
             stream: 0,
             owner,
         };
-        Self {
+        Self::whole(storage, dtype, len)
+    }
+
+    fn whole(storage: Storage, dtype: DType, len: usize) -> Self {
+        Self(Box::new(Span {
             storage: Arc::new(storage),
             offset: 0,
             len,
             dtype,
-        }
+        }))
     }
 
     /// Number of elements.
     #[inline]
     pub fn len(&self) -> usize {
-        self.len
+        self.0.len
     }
 
     /// Whether there are no elements.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.0.len == 0
     }
 
     /// Number of bytes.
     #[inline]
     pub fn byte_len(&self) -> usize {
-        self.len * self.dtype.size()
+        self.0.len * self.0.dtype.size()
     }
 
     /// Type of the elements.
     #[inline]
     pub fn dtype(&self) -> DType {
-        self.dtype
+        self.0.dtype
     }
 
     /// Where the memory is.
     #[inline]
     pub fn device(&self) -> Device {
-        self.storage.device
+        self.0.storage.device
     }
 
     /// The stream on which device memory is ready; zero on the host.
     pub fn stream(&self) -> RawStream {
-        self.storage.stream
+        self.0.storage.stream
     }
 
     /// The value that keeps the memory alive, if it is a `T`: how a backend recognises its own.
     pub fn owner<T: Any>(&self) -> Option<&T> {
-        self.storage.owner.downcast_ref()
+        self.0.storage.owner.downcast_ref()
     }
 
     /// Bytes from the start of the block that [`owner`](Buffer::owner) keeps alive.
     #[inline]
     pub fn offset(&self) -> usize {
-        self.offset
+        self.0.offset
     }
 
     /// The address, for backends that hand it to a library or a device.
@@ -249,10 +255,10 @@ impl Buffer {
     /// Reading and writing through it follows the rules of `&Buffer` and `&mut Buffer`.
     #[inline]
     pub fn as_ptr(&self) -> NonNull<u8> {
-        debug_assert!(self.offset + self.byte_len() <= self.storage.bytes);
+        debug_assert!(self.0.offset + self.byte_len() <= self.0.storage.bytes);
         // SAFETY: offset is at most the block's length (kept by split_at and unsplit), so the
         // result is in the block or one past its end.
-        unsafe { self.storage.ptr.add(self.offset) }
+        unsafe { self.0.storage.ptr.add(self.0.offset) }
     }
 
     /// The elements, if they are in host memory and of this type.
@@ -263,14 +269,14 @@ impl Buffer {
         // SAFETY: host memory, in bounds and aligned (see `as_ptr`, and split_at cuts between
         // elements), of plain old data that any bytes are a value of; nobody writes to it while
         // this buffer is borrowed, for it is the only handle on its range.
-        Ok(unsafe { std::slice::from_raw_parts(self.as_ptr().cast().as_ptr(), self.len) })
+        Ok(unsafe { std::slice::from_raw_parts(self.as_ptr().cast().as_ptr(), self.0.len) })
     }
 
     /// The elements, writable.
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         self.check::<T>()?;
         // SAFETY: as in `as_slice`, and the mutable borrow excludes every other access.
-        Ok(unsafe { std::slice::from_raw_parts_mut(self.as_ptr().cast().as_ptr(), self.len) })
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.as_ptr().cast().as_ptr(), self.0.len) })
     }
 
     /// The bytes, if they are in host memory.
@@ -299,14 +305,20 @@ impl Buffer {
     ///
     /// If `mid` is beyond the end.
     pub fn split_at(self, mid: usize) -> (Buffer, Buffer) {
-        assert!(mid <= self.len, "split at {mid} of {} elements", self.len);
-        let right = Buffer {
-            storage: Arc::clone(&self.storage),
-            offset: self.offset + mid * self.dtype.size(),
-            len: self.len - mid,
-            dtype: self.dtype,
+        assert!(
+            mid <= self.0.len,
+            "split at {mid} of {} elements",
+            self.0.len
+        );
+        let right = Span {
+            storage: Arc::clone(&self.0.storage),
+            offset: self.0.offset + mid * self.0.dtype.size(),
+            len: self.0.len - mid,
+            dtype: self.0.dtype,
         };
-        (Buffer { len: mid, ..self }, right)
+        let mut left = self;
+        left.0.len = mid;
+        (left, Buffer(Box::new(right)))
     }
 
     /// Cuts into `parts` buffers of equal length.
@@ -316,11 +328,11 @@ impl Buffer {
     /// If the length is not a multiple of `parts`, or `parts` is zero.
     pub fn split_even(self, parts: usize) -> Vec<Buffer> {
         assert!(
-            parts > 0 && self.len.is_multiple_of(parts),
+            parts > 0 && self.0.len.is_multiple_of(parts),
             "{} / {parts}",
-            self.len
+            self.0.len
         );
-        let each = self.len / parts;
+        let each = self.0.len / parts;
         let mut rest = self;
         let mut pieces = Vec::with_capacity(parts);
         for _ in 1..parts {
@@ -335,16 +347,15 @@ impl Buffer {
     /// Joins two neighbours that [`split_at`](Buffer::split_at) made; gives them back if they are
     /// none.
     pub fn unsplit(self, right: Buffer) -> std::result::Result<Buffer, (Buffer, Buffer)> {
-        let adjacent = Arc::ptr_eq(&self.storage, &right.storage)
-            && self.offset + self.byte_len() == right.offset
-            && self.dtype == right.dtype;
-        match adjacent {
-            true => Ok(Buffer {
-                len: self.len + right.len,
-                ..self
-            }),
-            false => Err((self, right)),
+        let adjacent = Arc::ptr_eq(&self.0.storage, &right.0.storage)
+            && self.0.offset + self.byte_len() == right.0.offset
+            && self.0.dtype == right.0.dtype;
+        if !adjacent {
+            return Err((self, right));
         }
+        let mut whole = self;
+        whole.0.len += right.0.len;
+        Ok(whole)
     }
 
     /// Gives up writing in exchange for sharing.
@@ -353,9 +364,10 @@ impl Buffer {
     }
 
     fn check<T: Element>(&self) -> Result<()> {
-        let fits = T::DTYPE == self.dtype || (T::DTYPE == DType::U8 && self.dtype == DType::Bool);
+        let fits =
+            T::DTYPE == self.0.dtype || (T::DTYPE == DType::U8 && self.0.dtype == DType::Bool);
         if !fits {
-            let problem = format!("the buffer holds {}, not {}", self.dtype, T::DTYPE);
+            let problem = format!("the buffer holds {}, not {}", self.0.dtype, T::DTYPE);
             return Err(Error::invalid(problem));
         }
         self.check_host()
@@ -376,8 +388,8 @@ impl fmt::Debug for Buffer {
         write!(
             f,
             "Buffer({} x {} on {})",
-            self.len,
-            self.dtype,
+            self.len(),
+            self.dtype(),
             self.device()
         )
     }

@@ -430,7 +430,18 @@ impl Call {
                 recv_counts,
             } => {
                 counts(size, input.len(), send_counts, "send_counts", "input")?;
-                counts(size, output.len(), recv_counts, "recv_counts", "output")
+                counts(size, output.len(), recv_counts, "recv_counts", "output")?;
+                let own = |counts, len| explicit_counts(counts, len, size)[rank];
+                let (sent, kept) = (
+                    own(send_counts, input.len()),
+                    own(recv_counts, output.len()),
+                );
+                match sent == kept {
+                    true => Ok(()),
+                    false => Err(format!(
+                        "this rank sends {sent} elements to itself and expects {kept}"
+                    )),
+                }
             }
             Self::Send { peer, .. } if *peer == rank => Err("a rank cannot send to itself".into()),
             Self::Recv { peer, .. } if *peer == Some(rank) => {

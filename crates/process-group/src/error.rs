@@ -102,6 +102,23 @@ impl Error {
         Self::new(ErrorKind::Unsupported, message)
     }
 
+    /// What these ranks did or did not do, blaming the first of them; for backends.
+    ///
+    /// ```
+    /// use phalanx_pg::{Error, ErrorKind};
+    ///
+    /// let err = Error::of_ranks(ErrorKind::Timeout, &[1, 3], "did not come");
+    /// assert_eq!(err.message(), "ranks 1, 3 did not come");
+    /// assert_eq!(err.peer(), Some(1));
+    /// ```
+    pub fn of_ranks(kind: ErrorKind, ranks: &[usize], did: &str) -> Self {
+        let err = Self::new(kind, format!("{} {did}", name_ranks(ranks)));
+        match ranks.first() {
+            Some(&first) => err.from_peer(first),
+            None => err,
+        }
+    }
+
     /// What an operation on a group that `cause` has broken answers.
     pub fn broken_by(cause: &Error) -> Self {
         let message = "the group is broken, make a new one".into();
@@ -176,6 +193,21 @@ impl Error {
             action: Some(action),
             ..Place::default()
         })
+    }
+
+    /// The same error under the name that the caller knows, whatever it was the error of before.
+    pub(crate) fn called(self, action: &'static str) -> Self {
+        let place = Place {
+            action: Some(action),
+            ..self.0.place.clone()
+        };
+        let Inner {
+            kind,
+            message,
+            cause,
+            ..
+        } = &*self.0;
+        Self::build(*kind, place, message.clone(), cause.clone())
     }
 
     /// What kind of failure it is.
@@ -258,6 +290,18 @@ fn names_rank(text: &str, rank: usize) -> bool {
     let name = format!("rank {rank}");
     let mut found = text.match_indices(&name);
     found.any(|(at, _)| !text[at + name.len()..].starts_with(|c: char| c.is_ascii_digit()))
+}
+
+/// The names of some ranks, not too many of them.
+pub(crate) fn name_ranks(ranks: &[usize]) -> String {
+    const SHOWN: usize = 8;
+    let names: Vec<String> = ranks.iter().take(SHOWN).map(usize::to_string).collect();
+    match ranks.len() {
+        0 => "some ranks".into(),
+        1 => format!("rank {}", names[0]),
+        len if len <= SHOWN => format!("ranks {}", names.join(", ")),
+        len => format!("ranks {} and {} more", names.join(", "), len - SHOWN),
+    }
 }
 
 impl fmt::Debug for Error {

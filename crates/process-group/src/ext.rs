@@ -467,6 +467,7 @@ fn missing(what: &str) -> Error {
     )
 }
 
+#[inline]
 pub(crate) fn buffer(done: Done) -> Result<Buffer> {
     done.buffer.ok_or_else(|| missing("the buffer"))
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::buffer::Buffer;
 use crate::call::{Call, CallKind};
 use crate::dtype::{DType, Device, ReduceOp};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, name_ranks};
 use crate::set::Member;
 
 /// What a collective call must have in common on all ranks, in a form that they can exchange.
@@ -147,16 +147,6 @@ impl Fingerprint {
                 aspects.push(aspect);
             }
         }
-    }
-}
-
-fn name_ranks(ranks: &[usize]) -> String {
-    const SHOWN: usize = 8;
-    let names: Vec<String> = ranks.iter().take(SHOWN).map(usize::to_string).collect();
-    match ranks.len() {
-        1 => format!("rank {}", names[0]),
-        len if len <= SHOWN => format!("ranks {}", names.join(", ")),
-        len => format!("ranks {} and {} more", names.join(", "), len - SHOWN),
     }
 }
 

@@ -76,7 +76,8 @@ impl Splits {
     }
 }
 
-/// Runs `action` at `place`, which its errors say, with the time that it took.
+/// Runs `action` at `place`, which its errors say, with the time that it took. Of actions inside
+/// each other it is the outer one: that is what the caller knows.
 pub(crate) fn timed<T>(
     action: &'static str,
     place: &Place,
@@ -84,7 +85,7 @@ pub(crate) fn timed<T>(
 ) -> Result<T> {
     let since = Instant::now();
     run().map_err(|err| {
-        err.during(action).at(Place {
+        err.called(action).at(Place {
             elapsed: Some(since.elapsed()),
             ..place.clone()
         })
@@ -148,4 +149,22 @@ pub(crate) fn placed<G: ProcessGroup + ?Sized>(
 ) -> Error {
     err.during(action)
         .at(Place::of_group(group.name(), group.rank()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_bears_the_name_of_what_the_caller_called() {
+        let place = Place::of_group("world", 0);
+        let split = || timed("split", &place, || Err::<(), _>(Error::invalid("no")));
+        let err = timed("new_group", &place, split).unwrap_err();
+        assert_eq!(err.place().action, Some("new_group"), "{err}");
+        let text = err.to_string();
+        assert!(
+            text.starts_with("rank 0 of group \"world\": new_group after"),
+            "{text}"
+        );
+    }
 }

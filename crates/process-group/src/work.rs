@@ -153,12 +153,12 @@ impl fmt::Debug for WorkStatus {
 pub struct RawWork(Inner);
 
 enum Inner {
-    /// Ended well, faster than a look at the clock, and worked in place. Others are behind a
-    /// pointer, so that this one is small: it is moved several times in its short life.
+    /// Ended well, faster than a look at the clock, and worked in place. It is moved several times
+    /// in its short life; so all of them are one pointer, and a work is handed on in registers.
     Quick(Option<Buffer>),
     Ready(Box<Ready>),
     Host(Handle),
-    Custom(Box<dyn Pending>),
+    Custom(Box<Box<dyn Pending>>),
 }
 
 /// An operation that ended inside `submit`.
@@ -341,9 +341,18 @@ impl RawWork {
         Self(Inner::Quick(Some(buffer)))
     }
 
+    /// The result of a [`quick`](RawWork::quick) one that has not been handed out.
+    #[inline]
+    pub(crate) fn take_quick(&mut self) -> Option<Done> {
+        match &mut self.0 {
+            Inner::Quick(buffer) => buffer.take().map(Done::from),
+            _ => None,
+        }
+    }
+
     /// An operation of a backend that is not completed by a host thread.
     pub fn custom(pending: Box<dyn Pending>) -> Self {
-        Self(Inner::Custom(pending))
+        Self(Inner::Custom(Box::new(pending)))
     }
 
     /// Whether the host may use the result now.
@@ -377,10 +386,8 @@ impl RawWork {
     }
 
     /// The result, usable on the buffer's own stream (on the host: finished).
-    #[inline]
     pub fn wait(mut self) -> Result<Done> {
         match &mut self.0 {
-            Inner::Quick(buffer) => Ok(buffer.take().expect("result taken twice").into()),
             Inner::Custom(pending) => pending.order(),
             _ => self.block(Duration::MAX).expect("a host operation ends"),
         }

@@ -263,12 +263,12 @@ fn an_all_to_all_may_be_uneven_as_long_as_both_ends_agree() {
         if let Call::AllToAll { recv_counts, .. } = &mut wrong
             && rank == 2
         {
-            // Four elements are due from rank 2 itself and three from rank 1.
-            recv_counts.swap(1, 2);
+            // Two elements are due from rank 0 and three from rank 1.
+            recv_counts.swap(0, 1);
         }
         let err = call(wrong).unwrap_err();
         assert_eq!(err.kind(), ErrorKind::Mismatch);
-        let told = "rank 1 sends 3 elements to rank 2, which expects 4";
+        let told = "rank 0 sends 2 elements to rank 2, which expects 3";
         assert!(err.message().contains(told), "{err}");
 
         let batch = Call::Batch(vec![alltoall(rank, 3), alltoall(rank, 3)]);

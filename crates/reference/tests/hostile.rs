@@ -48,9 +48,10 @@ fn is_cut(mut stream: TcpStream) -> bool {
 
 /// A hello in the right form, to rank 0 of a group that is not the one at the door.
 fn hello_of_another_group() -> Vec<u8> {
-    let mut hello = b"PHLXPGR\x01".to_vec();
+    let mut hello = b"PHLXPGR\x02".to_vec();
     hello.extend([9; 32]);
     hello.extend(1u32.to_le_bytes());
+    hello.extend(0u32.to_le_bytes());
     hello.extend(0u32.to_le_bytes());
     hello.push(0);
     hello.extend([8; 32]);
@@ -65,7 +66,7 @@ fn strangers_neither_join_nor_hurt() {
         thread::spawn(move || ReferenceGroup::connect(host_store, 0, 2, &options(30_000)).unwrap());
     let door = door(&store);
     let silent: Vec<TcpStream> = (0..100).map(|_| call(door, b"")).collect();
-    let half = call(door, b"PHLXPGR\x01 and then");
+    let half = call(door, b"PHLXPGR\x02 and then");
     let strangers = [
         b"GET / HTTP/1.1\r\nHost: here\r\n\r\n".to_vec(),
         vec![0xff; 64 << 10],

@@ -12,7 +12,7 @@ use crate::Failure;
 /// The interface of every namespace.
 pub(crate) const INTERFACE: &str = "eth0";
 
-/// One network namespace for each rank.
+/// One network namespace for each host.
 pub(crate) struct Namespaces {
     hosts: Vec<Namespace>,
     /// Where the bridge is, if there are more than two to join.
@@ -20,8 +20,8 @@ pub(crate) struct Namespaces {
 }
 
 impl Namespaces {
-    pub(crate) fn new(ranks: usize) -> Result<Self, Failure> {
-        let hosts = (0..ranks)
+    pub(crate) fn new(hosts: usize) -> Result<Self, Failure> {
+        let hosts = (0..hosts)
             .map(|_| Namespace::new())
             .collect::<Result<Vec<_>, _>>()?;
         let bridge = match &hosts[..] {
@@ -35,10 +35,13 @@ impl Namespaces {
             }
             _ => Some(join(&hosts)?),
         };
-        for (rank, host) in hosts.iter().enumerate() {
+        for (number, host) in hosts.iter().enumerate() {
             host.ip("link set lo up")?;
             if hosts.len() > 1 {
-                host.ip(&format!("address add {}/16 dev {INTERFACE}", address(rank)))?;
+                host.ip(&format!(
+                    "address add {}/16 dev {INTERFACE}",
+                    address(number)
+                ))?;
                 host.ip(&format!("link set {INTERFACE} up"))?;
             }
         }
@@ -46,6 +49,10 @@ impl Namespaces {
             hosts,
             _bridge: bridge,
         })
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.hosts.len()
     }
 
     /// Lets no more than this out of any namespace.
@@ -58,9 +65,9 @@ impl Namespaces {
             .try_for_each(|host| host.run("tc", &limit))
     }
 
-    /// The same command, in a rank's namespace.
-    pub(crate) fn confine(&self, rank: usize, command: &Command) -> Command {
-        let mut confined = self.hosts[rank].enter();
+    /// The same command, on a host.
+    pub(crate) fn confine(&self, host: usize, command: &Command) -> Command {
+        let mut confined = self.hosts[host].enter();
         confined.arg(command.get_program()).args(command.get_args());
         for (name, value) in command.get_envs() {
             match value {
@@ -77,19 +84,19 @@ fn join(hosts: &[Namespace]) -> Result<Namespace, Failure> {
     let bridge = Namespace::new()?;
     bridge.ip("link add bridge type bridge")?;
     bridge.ip("link set bridge up")?;
-    for (rank, host) in hosts.iter().enumerate() {
+    for (number, host) in hosts.iter().enumerate() {
         bridge.ip(&format!(
-            "link add to{rank} type veth peer {INTERFACE} netns {}",
+            "link add to{number} type veth peer {INTERFACE} netns {}",
             host.pid()
         ))?;
-        bridge.ip(&format!("link set to{rank} master bridge up"))?;
+        bridge.ip(&format!("link set to{number} master bridge up"))?;
     }
     Ok(bridge)
 }
 
-/// A rank's address.
-pub(crate) fn address(rank: usize) -> Ipv4Addr {
-    let [high, low] = (rank as u16 + 1).to_be_bytes();
+/// A host's address.
+pub(crate) fn address(host: usize) -> Ipv4Addr {
+    let [high, low] = (host as u16 + 1).to_be_bytes();
     Ipv4Addr::new(10, 86, high, low)
 }
 

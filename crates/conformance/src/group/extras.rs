@@ -224,6 +224,15 @@ fn refused(bench: &Bench) -> Outcome {
             input: f32s(1).freeze(),
             output: Buffer::zeroed(DType::I32, size),
         },
+        Call::AllToAll {
+            input: f32s(size + 1).freeze(),
+            output: f32s(size),
+            // More to itself than it expects.
+            send_counts: (0..size)
+                .map(|to| 1 + usize::from(to == bench.rank()))
+                .collect(),
+            recv_counts: vec![1; size],
+        },
         Call::Send {
             data: f32s(1).freeze(),
             peer: bench.rank(),

@@ -451,3 +451,38 @@ pub fn break_by_timeout(group: &Arc<dyn ProcessGroup>, store: &dyn Store) {
     assert_eq!(later.cause().map(Error::kind), Some(ErrorKind::Timeout));
     store.set(&over(rank), b"").expect("the store is there");
 }
+
+/// What three ranks run, whose group gives up after a few seconds, to see that forming a group is
+/// bounded: those who come in time are told that the last one is late, the last one that they have
+/// given up, and their group goes on. They meet in `store`.
+///
+/// # Panics
+///
+/// If somebody's attempt does not end so.
+pub fn form_too_late(group: &Arc<dyn ProcessGroup>, store: &dyn Store) {
+    let (rank, everybody) = (group.rank(), [0, 1, 2]);
+    let gave_up = |rank| format!("gave up {rank}");
+    let wait_for = |rank| store.wait(&[&gave_up(rank)]).expect("all come here");
+    let late = rank == 2;
+    if late {
+        (0..2).for_each(wait_for);
+    }
+    let err = group.new_group(&everybody, "part").expect_err("too late");
+    assert_eq!(err.kind(), ErrorKind::Timeout, "{err:?}");
+    assert_eq!(err.place().action, Some("new_group"), "{err}");
+    let (first, who) = match late {
+        true => (0, "ranks 0, 1"),
+        false => (2, "rank 2"),
+    };
+    assert_eq!(err.peer(), Some(first), "{err}");
+    assert!(
+        err.message().starts_with(&format!("{who} did not join")),
+        "{err}"
+    );
+    store.set(&gave_up(rank), b"").expect("the store is there");
+    wait_for(2);
+    let part = group.new_group(&everybody, "again").expect("all are there");
+    let part = part.expect("a member");
+    part.barrier().expect("all are in it");
+    part.shutdown().expect("all come to the end");
+}

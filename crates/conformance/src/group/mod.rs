@@ -47,7 +47,7 @@ use std::time::{Duration, Instant};
 
 use phalanx_pg::{CallKind, CallOptions, ProcessGroup, ProcessGroupExt};
 
-pub use faults::{break_by_timeout, survive, wake_by_abort};
+pub use faults::{break_by_timeout, form_too_late, survive, wake_by_abort};
 pub use on_device::OnDevice;
 
 /// How much of the product of calls, types, operators, sizes, memory and modes to run.

@@ -7,14 +7,20 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `wire.rs` | connections, and moving pieces in both directions at once |
+//! | `cut.rs` | how many streams, and how much goes on one at a time |
+//! | `link.rs` | one stream: pieces that are written and read |
+//! | `wire.rs` | all streams, and moving pieces in both directions at once |
 //! | `reduce.rs` | reductions: partial sums to their owners, results to everybody |
 //! | `small.rs` | small reductions and barriers: partial sums to everybody |
 //! | `moves.rs` | calls that only move data |
 
+mod cut;
+mod link;
 mod moves;
 mod reduce;
 mod small;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 use std::net::TcpStream;
@@ -24,6 +30,7 @@ use phalanx_pg::{Buffer, Call, CallKind, DType, Done, Error, ErrorKind, Payload,
 
 use crate::host::{Current, Descriptor, Input, Local, PerRank, SMALL_REDUCTION};
 use crate::shm::Block;
+pub(crate) use cut::Cut;
 use wire::{Script, Stamp, Watch, Wire};
 
 /// Largest reduction that a rank alone on its host sends to everybody at once.
@@ -35,6 +42,7 @@ pub(crate) struct Between {
     hosts: Vec<Vec<usize>>,
     /// Own host.
     here: usize,
+    cut: Cut,
     wire: Mutex<Wire>,
 }
 
@@ -53,12 +61,14 @@ impl Between {
     pub(crate) fn new(
         hosts: Vec<Vec<usize>>,
         here: usize,
-        streams: Vec<Option<TcpStream>>,
+        cut: Cut,
+        streams: Vec<Vec<TcpStream>>,
     ) -> Self {
         Self {
             hosts,
             here,
-            wire: Mutex::new(Wire::new(streams)),
+            cut,
+            wire: Mutex::new(Wire::new(streams, cut.piece)),
         }
     }
 

@@ -52,32 +52,40 @@ impl<'a> Moves<'a> {
     }
 }
 
+impl Moves<'_> {
+    /// What comes from a rank, if anything.
+    fn receive_from(&self, from: usize) -> Option<&Receive> {
+        self.receives.iter().find(|receive| receive.from == from)
+    }
+}
+
 impl Script for Moves<'_> {
     fn expected(&self, from: usize) -> usize {
-        self.receives
-            .iter()
-            .filter(|receive| receive.from == from)
-            .count()
+        let cut = self.job.between.cut;
+        let receive = self.receive_from(from);
+        receive.map_or(0, |receive| cut.pieces(receive.bytes).count())
     }
 
-    fn place(&mut self, from: usize, _: u32, len: usize) -> Option<*mut u8> {
-        let mut all = self.receives.iter();
-        let receive = all.find(|receive| receive.from == from)?;
-        (receive.bytes == len).then_some(receive.to)
+    fn place(&mut self, from: usize, id: u32, len: usize, _: &mut Outgoing) -> Option<*mut u8> {
+        let receive = self.receive_from(from)?;
+        let piece = self.job.between.cut.piece(receive.bytes, id);
+        (piece.len() == len).then(|| receive.to.wrapping_add(piece.start))
     }
 
-    fn arrived(&mut self, from: usize, _: u32, _: &mut Outgoing) {
-        let mut all = self.receives.iter();
-        let receive = all.find(|receive| receive.from == from);
+    fn arrived(&mut self, from: usize, id: u32, _: &mut Outgoing) {
+        let receive = self.receive_from(from);
         if let Some((offset, bytes)) = receive.and_then(|it| Some((it.spread?, it.bytes))) {
-            self.job.spread(offset, bytes);
+            let piece = self.job.between.cut.piece(bytes, id);
+            self.job.spread(offset + piece.start, piece.len());
         }
     }
 
     fn work(&mut self, out: &mut Outgoing) -> bool {
         let any = !self.sends.is_empty();
         for (to, data, bytes) in self.sends.drain(..) {
-            out.push(to, 0, data, bytes);
+            for (id, piece) in self.job.between.cut.pieces(bytes) {
+                out.push(to, id, data.wrapping_add(piece.start), piece.len());
+            }
         }
         any
     }

@@ -1,9 +1,9 @@
-//! Reductions: every rank owns a range of the result.
+//! Reductions: every rank owns a range of the result, which is cut into blocks.
 //!
-//! The ranks of a host reduce their host's part of every range that is owned elsewhere, each a
-//! slice of it, and send it to the owner. The owner adds up the hosts in order and sends the result
-//! to one rank on each other host, which passes it on. Everything goes in blocks, so that adding
-//! and sending overlap.
+//! The ranks of a host take turns in reducing their host's part of every block that is owned
+//! elsewhere, and send it to the owner. The owner adds up the hosts in order and sends the result
+//! to one rank on each other host, which passes it on. Block by block, so that adding and sending
+//! overlap.
 
 use std::ops::Range;
 
@@ -14,9 +14,6 @@ use super::{Job, SMALL_ALONE};
 use crate::host::{PerRank, SMALL_REDUCTION, slice_start};
 use crate::kernels::{self, Source};
 use crate::room::Room;
-
-/// Elements of a block.
-const BLOCK: usize = 64 << 10;
 
 /// Marks pieces that are results; the others are partial sums.
 const RESULT: u32 = 1 << 31;
@@ -40,19 +37,19 @@ struct Ranges<'a> {
     target: Target,
     /// What each rank owns, in elements of what is reduced.
     ranges: Vec<Range<usize>>,
-    /// Partial sums of the own range, by host.
-    theirs: Vec<Room>,
-    /// How far they have come, by rank: elements from the start of its slice.
-    progress: Vec<usize>,
-    /// This host's partial sum of a block.
-    ours: Room,
-    /// Blocks of the own range whose results are there.
-    finished: usize,
-    /// Results on their way to a root elsewhere.
-    results: Room,
-    /// Partial sums that are to be sent: to whom, elements, where in `sums`.
-    to_sum: Vec<(usize, u32, Range<usize>, usize)>,
-    sums: Room,
+    /// Elements of a block.
+    block: usize,
+    /// The own blocks that are not finished.
+    partials: Vec<Partials>,
+    /// Blocks that are to be sent: owner and number, the last one first.
+    to_sum: Vec<(usize, u32)>,
+}
+
+/// What has come of a block from other hosts.
+struct Partials {
+    /// By host.
+    rooms: PerRank<Option<Room>>,
+    missing: usize,
 }
 
 impl Job<'_> {
@@ -107,56 +104,54 @@ impl<'a> Ranges<'a> {
         target: Target,
         ranges: Vec<Range<usize>>,
     ) -> Self {
-        let (between, wide) = (job.between, kernels::wide_size(dtype));
-        let own = ranges[job.own()].clone();
-        let room = |host: usize| match host == between.here {
-            true => Room::new(0),
-            false => Room::new(own.len() * wide),
-        };
-        let remote_root = match target {
-            Target::Root(root) => job.local.local_rank(root).is_none(),
-            _ => false,
-        };
+        let hosts = job.between.hosts.len();
         let mut script = Self {
+            job,
             op,
             dtype,
             target,
-            theirs: (0..between.hosts.len()).map(room).collect(),
-            progress: vec![0; ranges.len()],
-            ours: Room::new(BLOCK.min(own.len()) * wide),
-            finished: 0,
-            results: Room::new(if remote_root {
-                own.len() * dtype.size()
-            } else {
-                0
-            }),
-            to_sum: Vec::new(),
-            sums: Room::new(0),
             ranges,
-            job,
+            block: job.between.cut.elements(kernels::wide_size(dtype)),
+            partials: Vec::new(),
+            to_sum: Vec::new(),
         };
-        script.plan_sums();
+        let partials = |_| Partials {
+            rooms: (0..hosts).map(|_| None).collect(),
+            missing: hosts - 1,
+        };
+        script.partials = (0..script.blocks(job.own())).map(partials).collect();
+        script.to_sum = script.plan_sums();
         script
     }
 
-    /// Lists what this rank sends to the owners elsewhere, the first blocks of all first.
-    fn plan_sums(&mut self) {
-        let (job, wide) = (self.job, kernels::wide_size(self.dtype));
-        let (me, ranks) = (job.local.me(), job.local.ranks());
-        let mut at = 0;
-        for (owner, _) in job.between.remote() {
-            let slice = slice_of(&self.ranges[owner], me, ranks);
-            for (id, block) in (0..).zip(blocks(&slice)) {
-                let len = block.len();
-                self.to_sum.push((owner, id, block, at));
-                at += len * wide;
-            }
+    /// What this rank sends to owners elsewhere, the first blocks of all last.
+    fn plan_sums(&self) -> Vec<(usize, u32)> {
+        let (between, own) = (self.job.between, self.job.own());
+        let mut plan = Vec::new();
+        for (owner, _) in between.remote() {
+            let all = 0..self.blocks(owner) as u32;
+            let ours = all.filter(|&id| self.sender(between.here, owner, id) == own);
+            plan.extend(ours.map(|id| (owner, id)));
         }
-        self.to_sum
-            .sort_by_key(|(_, id, _, _)| std::cmp::Reverse(*id));
-        if !self.is_as_it_is() {
-            self.sums = Room::new(at);
-        }
+        plan.sort_by_key(|&(_, id)| std::cmp::Reverse(id));
+        plan
+    }
+
+    /// How many blocks a rank owns.
+    fn blocks(&self, owner: usize) -> usize {
+        self.ranges[owner].len().div_ceil(self.block)
+    }
+
+    /// The elements of a block; none if its owner has no such block.
+    fn elements(&self, owner: usize, id: u32) -> Range<usize> {
+        let range = &self.ranges[owner];
+        let at = |id: usize| (range.start + id.saturating_mul(self.block)).min(range.end);
+        at(id as usize)..at(id as usize + 1)
+    }
+
+    /// Who on a host sends its part of a block to the owner elsewhere.
+    fn sender(&self, host: usize, owner: usize, id: u32) -> usize {
+        self.job.between.relay(host, owner + id as usize)
     }
 
     /// Whether this host's partial sum is its only rank's input.
@@ -166,114 +161,66 @@ impl<'a> Ranges<'a> {
             && !matches!(self.op, ReduceOp::PremulSum(_))
     }
 
-    /// This host's partial sum of some elements, in `room` unless it is somewhere already.
-    fn sum(&self, elements: &Range<usize>, room: *mut u8) -> *const u8 {
+    /// This host's partial sum of some elements, in a room unless it is somewhere already.
+    fn sum(&self, elements: &Range<usize>, out: &mut Outgoing) -> (*const u8, Option<Room>) {
         let offset = elements.start * self.dtype.size();
         let job = self.job;
         if self.is_as_it_is() {
-            return job.memory[job.local.me()].wrapping_add(offset);
+            return (job.memory[job.local.me()].wrapping_add(offset), None);
         }
+        let mut room = out.room();
         let (kernels, len) = (job.local.seat.kernels, elements.len());
-        let sources = job.sources(offset);
+        let (to, sources) = (room.as_mut_ptr(), job.sources(offset));
         // SAFETY: the memory of this host's ranks is theirs for this operation, and the elements
         // are this rank's to read: their owner writes results over them only when it has this
-        // sum. The room is private and long enough.
-        unsafe { kernels::partial(kernels, self.op, self.dtype, &sources, room, len) };
-        room
+        // sum. The room is private and as long as a block.
+        unsafe { kernels::partial(kernels, self.op, self.dtype, &sources, to, len) };
+        (to, Some(room))
     }
 
-    /// The slice of the own range that a rank elsewhere sends, relative to the range.
-    fn slice_from(&self, from: usize) -> Range<usize> {
-        let between = self.job.between;
-        let (host, place) = between.seat_of(from);
-        let own = &self.ranges[self.job.own()];
-        let slice = slice_of(own, place, between.hosts[host].len());
-        slice.start - own.start..slice.end - own.start
-    }
-
-    /// Adds up all blocks of the own range that are there, and sends the results.
-    fn finish(&mut self, out: &mut Outgoing) {
-        let own = self.ranges[self.job.own()].clone();
-        while self.finished * BLOCK < own.len() {
-            let start = self.finished * BLOCK;
-            let end = (start + BLOCK).min(own.len());
-            let has_come = |&(from, _): &(usize, usize)| {
-                let slice = self.slice_from(from);
-                let needed = end.min(slice.end);
-                slice.start >= needed || slice.start + self.progress[from] >= needed
-            };
-            if !self.job.between.remote().all(|from| has_come(&from)) {
-                return;
-            }
-            self.finish_block(&own, start..end, out);
-            self.finished += 1;
-        }
-    }
-
-    fn finish_block(&mut self, own: &Range<usize>, block: Range<usize>, out: &mut Outgoing) {
+    /// Adds up a block whose parts are all there, and sends the result.
+    fn finish(&mut self, id: u32, out: &mut Outgoing) {
         let (job, size) = (self.job, self.dtype.size());
-        let wide = kernels::wide_size(self.dtype);
-        let elements = own.start + block.start..own.start + block.end;
-        let room = self.ours.as_mut_ptr();
-        let ours = self.sum(&elements, room);
-        let partials: PerRank<*const u8> = (0..job.between.hosts.len())
-            .map(|host| match host == job.between.here {
-                true => ours,
-                false => self.theirs[host].as_ptr().wrapping_add(block.start * wide),
-            })
-            .collect();
+        let elements = self.elements(job.own(), id);
+        let (ours, our_room) = self.sum(&elements, out);
+        let theirs = std::mem::take(&mut self.partials[id as usize].rooms);
+        let from = |room: &Option<Room>| room.as_ref().map_or(ours, Room::as_ptr);
+        let partials: PerRank<*const u8> = theirs.iter().map(from).collect();
         let offset = elements.start * size;
-        let (to, send_from): (PerRank<*mut u8>, *const u8) = match self.target {
-            Target::Everybody => {
-                let to: PerRank<_> = job
-                    .memory
-                    .iter()
-                    .map(|at| at.wrapping_add(offset))
-                    .collect();
-                let own = to[job.local.me()];
-                (to, own)
-            }
+        let at = |memory: &*mut u8| memory.wrapping_add(offset);
+        let mut result = None;
+        let to: PerRank<*mut u8> = match self.target {
+            Target::Everybody => job.memory.iter().map(at).collect(),
             Target::Root(root) => match job.local.local_rank(root) {
-                Some(place) => {
-                    let to = job.memory[place].wrapping_add(offset);
-                    (PerRank::from_slice(&[to]), to)
-                }
-                None => {
-                    let to = self.results.as_mut_ptr().wrapping_add(block.start * size);
-                    (PerRank::from_slice(&[to]), to)
-                }
+                Some(place) => PerRank::from_slice(&[at(&job.memory[place])]),
+                None => PerRank::from_slice(&[result.insert(out.room()).as_mut_ptr()]),
             },
             Target::Owner(to) => {
-                let to = to.wrapping_add(block.start * size);
-                (PerRank::from_slice(&[to]), to)
+                let start = elements.start - self.ranges[job.own()].start;
+                PerRank::from_slice(&[to.wrapping_add(start * size)])
             }
         };
         let (kernels, ranks) = (job.local.seat.kernels, job.local.seat.size);
+        let len = elements.len();
         // SAFETY: partial sums of the block from every host, each as long as the block; the
-        // destinations are the owner's to write, in memory that its ranks gave to this operation.
-        unsafe {
-            kernels::finish(
-                kernels,
-                self.op,
-                self.dtype,
-                &partials,
-                &to,
-                block.len(),
-                ranks,
-            )
-        };
-        let id = RESULT | (block.start / BLOCK) as u32;
-        self.receivers(|to| out.push(to, id, send_from, block.len() * size));
-    }
-
-    /// Tells of every rank elsewhere that gets this rank's results.
-    fn receivers(&self, mut tell: impl FnMut(usize)) {
-        let (between, own) = (self.job.between, self.job.own());
-        match self.target {
-            Target::Everybody => (0..between.hosts.len())
-                .filter(|&host| host != between.here)
-                .for_each(|host| tell(between.relay(host, own))),
-            Target::Root(root) if self.job.local.local_rank(root).is_none() => tell(root),
+        // destinations are the owner's to write, in memory that its ranks gave to this operation,
+        // or a room that is as long as a block.
+        unsafe { kernels::finish(kernels, self.op, self.dtype, &partials, &to, len, ranks) };
+        theirs
+            .into_iter()
+            .chain([our_room])
+            .flatten()
+            .for_each(|room| out.give_back(room));
+        let (id, bytes) = (RESULT | id, len * size);
+        match (self.target, result) {
+            (Target::Root(root), Some(room)) => out.push_room(root, id, room, bytes),
+            (Target::Everybody, _) => {
+                let from = to[job.local.me()];
+                let between = job.between;
+                for host in (0..between.hosts.len()).filter(|&host| host != between.here) {
+                    out.push(between.relay(host, job.own()), id, from, bytes);
+                }
+            }
             _ => {}
         }
     }
@@ -287,82 +234,66 @@ impl<'a> Ranges<'a> {
             Target::Owner(_) => false,
         }
     }
-
-    /// The elements of a result.
-    fn result_block(&self, owner: usize, id: u32) -> Range<usize> {
-        let range = &self.ranges[owner];
-        let start = range.start + (id & !RESULT) as usize * BLOCK;
-        start.min(range.end)..(start + BLOCK).min(range.end)
-    }
 }
 
 impl Script for Ranges<'_> {
     fn expected(&self, from: usize) -> usize {
-        let sums = self.slice_from(from).len().div_ceil(BLOCK);
+        let own = self.job.own();
+        let (host, _) = self.job.between.seat_of(from);
+        let blocks = 0..self.blocks(own) as u32;
+        let sums = blocks.filter(|&id| self.sender(host, own, id) == from);
         let results = match self.takes_results(from) {
-            true => self.ranges[from].len().div_ceil(BLOCK),
+            true => self.blocks(from),
             false => 0,
         };
-        sums + results
+        sums.count() + results
     }
 
-    fn place(&mut self, from: usize, id: u32, len: usize) -> Option<*mut u8> {
+    fn place(&mut self, from: usize, id: u32, len: usize, out: &mut Outgoing) -> Option<*mut u8> {
+        let size = self.dtype.size();
         if id & RESULT != 0 {
-            let block = self.result_block(from, id);
-            let size = self.dtype.size();
+            let elements = self.elements(from, id & !RESULT);
             let memory = self.job.memory[self.job.local.me()];
-            let fits = self.takes_results(from) && block.len() * size == len;
-            return fits.then(|| memory.wrapping_add(block.start * size));
+            let fits = self.takes_results(from) && elements.len() * size == len;
+            return fits.then(|| memory.wrapping_add(elements.start * size));
         }
-        let slice = self.slice_from(from);
-        let block = blocks(&slice).nth(id as usize)?;
-        let wide = kernels::wide_size(self.dtype);
+        let own = self.job.own();
         let (host, _) = self.job.between.seat_of(from);
-        let room = self.theirs[host].as_mut_ptr();
-        (block.len() * wide == len).then(|| room.wrapping_add(block.start * wide))
+        let wide = kernels::wide_size(self.dtype);
+        let fits = self.elements(own, id).len() * wide == len && len > 0;
+        if !fits || self.sender(host, own, id) != from {
+            return None;
+        }
+        match self.partials[id as usize].rooms.get_mut(host) {
+            Some(room @ None) => Some(room.insert(out.room()).as_mut_ptr()),
+            // It has come before.
+            _ => None,
+        }
     }
 
     fn arrived(&mut self, from: usize, id: u32, out: &mut Outgoing) {
-        if id & RESULT != 0 {
-            if let Target::Everybody = self.target {
-                let (block, size) = (self.result_block(from, id), self.dtype.size());
-                self.job.spread(block.start * size, block.len() * size);
+        if id & RESULT == 0 {
+            let partials = &mut self.partials[id as usize];
+            partials.missing -= 1;
+            if partials.missing == 0 {
+                self.finish(id, out);
             }
-            return;
+        } else if let Target::Everybody = self.target {
+            let (block, size) = (self.elements(from, id & !RESULT), self.dtype.size());
+            self.job.spread(block.start * size, block.len() * size);
         }
-        let slice = self.slice_from(from);
-        let block = blocks(&slice).nth(id as usize);
-        self.progress[from] = block.map_or(0, |block| block.end - slice.start);
-        self.finish(out);
     }
 
     fn work(&mut self, out: &mut Outgoing) -> bool {
-        let Some((owner, id, elements, at)) = self.to_sum.pop() else {
+        let Some((owner, id)) = self.to_sum.pop() else {
             return false;
         };
-        let room = self.sums.as_mut_ptr().wrapping_add(at);
-        let sum = self.sum(&elements, room);
-        out.push(
-            owner,
-            id,
-            sum,
-            elements.len() * kernels::wide_size(self.dtype),
-        );
+        let elements = self.elements(owner, id);
+        let bytes = elements.len() * kernels::wide_size(self.dtype);
+        match self.sum(&elements, out) {
+            (_, Some(room)) => out.push_room(owner, id, room, bytes),
+            (input, None) => out.push(owner, id, input, bytes),
+        }
         true
     }
-}
-
-/// The slice of a range that rank `place` of `ranks` on a host reduces for its owner.
-fn slice_of(range: &Range<usize>, place: usize, ranks: usize) -> Range<usize> {
-    let at = |place| range.start + slice_start(range.len(), place, ranks);
-    at(place)..at(place + 1)
-}
-
-/// Cuts a range into blocks.
-fn blocks(range: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
-    let end = range.end;
-    range
-        .clone()
-        .step_by(BLOCK)
-        .map(move |start| start..(start + BLOCK).min(end))
 }

@@ -81,7 +81,7 @@ impl Script for Small<'_> {
         usize::from(theirs[self.job.local.me() % theirs.len()] == from)
     }
 
-    fn place(&mut self, from: usize, _: u32, len: usize) -> Option<*mut u8> {
+    fn place(&mut self, from: usize, _: u32, len: usize, _: &mut Outgoing) -> Option<*mut u8> {
         let (host, _) = self.job.between.seat_of(from);
         (len == self.bytes).then(|| self.theirs[host].as_mut_ptr())
     }

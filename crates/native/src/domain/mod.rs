@@ -19,9 +19,11 @@ use phalanx_pg::mesh::Stream;
 use phalanx_pg::{Error, ErrorKind, Result};
 use phalanx_store::{JobToken, Store};
 
+use crate::between::Cut;
 use crate::host_map::HostMap;
 use crate::kernels::Kernels;
 use crate::maps::Maps;
+use crate::meet::World;
 use crate::member::Member;
 use crate::shm::{Arenas, Segment};
 use frame::{GroupId, Head, Kind};
@@ -44,6 +46,8 @@ pub(crate) struct Domain {
     pub(crate) token: Option<JobToken>,
     /// The address that other hosts reach this process at.
     pub(crate) bind: Option<IpAddr>,
+    /// How what goes to other hosts is cut.
+    pub(crate) cut: Cut,
     links: Arc<Links>,
     service: Option<Service>,
 }
@@ -68,13 +72,17 @@ struct Peer {
 impl Domain {
     pub(crate) fn start(
         rank: usize,
-        hosts: HostMap,
+        world: World,
         kernels: Kernels,
         store: Arc<dyn Store>,
         token: Option<JobToken>,
-        bind: Option<IpAddr>,
-        streams: Vec<Option<Stream>>,
     ) -> Result<Arc<Self>> {
+        let World {
+            hosts,
+            cut,
+            bind,
+            streams,
+        } = world;
         let maps = Arc::new(Maps::new(streams.len()));
         let (links, readers) = Links::new(streams, Arc::clone(&maps))?;
         let announce = {
@@ -102,6 +110,7 @@ impl Domain {
             store,
             token,
             bind,
+            cut,
             links,
             service: Some(service),
         }))

@@ -33,6 +33,8 @@ pub(crate) struct Entry {
     pub(crate) kept: SmallVec<[Frozen; 1]>,
     /// Whether it is finished only when every peer's part is.
     pub(crate) shared: bool,
+    /// Whether the own part is done.
+    pub(crate) ran: bool,
     /// Nobody uses its memory any more.
     closed: bool,
 }
@@ -47,6 +49,7 @@ impl Books {
             marks: SmallVec::new(),
             kept: SmallVec::new(),
             shared: false,
+            ran: false,
             closed: false,
         });
         self.next_op = self.next_op.wrapping_add(calls as u32);
@@ -63,10 +66,11 @@ impl Books {
     }
 
     /// Opens an account for call `seq`, which is operation `op` and nothing before it is open.
-    pub(crate) fn open_at(&mut self, seq: u64, op: u32) {
+    pub(crate) fn open_at(&mut self, seq: u64, op: u32) -> &mut Entry {
         debug_assert!(self.entries.is_empty());
         self.next_op = op;
         self.open(seq, 1);
+        self.entry(seq)
     }
 
     /// The account of call `seq`.

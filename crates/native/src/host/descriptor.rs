@@ -43,6 +43,7 @@ pub(crate) struct Descriptor {
 impl Descriptor {
     /// Describes `call`, one of `batch` made as one, whose input is at `place`; see
     /// [`Self::shared_at`] too.
+    #[inline(always)]
     pub(crate) fn new(call: &Call, place: Place, batch: usize) -> Self {
         let op = call.op();
         let factor = match op {

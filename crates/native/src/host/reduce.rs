@@ -14,7 +14,7 @@ use phalanx_pg::{Buffer, Done, ReduceOp, Result};
 
 use super::control::{Counter, RING};
 use super::descriptor::{Descriptor, Place};
-use super::local::{Current, Input, Local, PerRank, SMALL_REDUCTION};
+use super::local::{Current, Input, Local, PerRank};
 use crate::kernels::{self, Source};
 
 /// Slices start at multiples of this many elements: at least a cache line for every type.
@@ -30,33 +30,26 @@ impl Local {
         root: Option<usize>,
     ) -> Result<Done> {
         self.await_all(current)?;
-        if buf.byte_len() <= SMALL_REDUCTION
-            && let Some(sources) = self.inline_sources(current.op, buf.byte_len())
-        {
-            if root.is_none_or(|root| root == self.me()) {
+        let (bytes, mut sources) = (buf.byte_len(), PerRank::new());
+        let mut found = self.find_sources(current.op, &buf, &mut sources);
+        if found.is_none() {
+            let all = self.meet(current)?;
+            // Waits for memory that is not known here yet.
+            let inputs = self.inputs(current, &all, |_| bytes)?;
+            found = self.find_sources(current.op, &buf, &mut sources);
+            if found.is_none() {
+                self.reduce_in_chunks(current, (&all, &inputs), (&buf, op, root))?;
+            }
+        }
+        match found {
+            Some(Place::Inline) if root.is_none_or(|root| root == self.me()) => {
                 self.reduce_inline(&buf, op, &sources);
             }
-            return Ok(buf.into());
-        }
-        let all = self.meet(current)?;
-        let inputs = self.inputs(current, &all, |_| buf.byte_len())?;
-        let reduction = Reduction {
-            local: self,
-            current,
-            all: &all,
-            op,
-            buf: &buf,
-            root,
-        };
-        let places = |place| move |descriptor: &Descriptor| descriptor.place() == Some(place);
-        if all.iter().all(places(Place::Shared)) {
-            self.keep(current, None);
-            reduction.own_slice(buf.len(), |rank| shared(&inputs[rank]).cast_mut());
-        } else {
-            if all[self.me()].place() == Some(Place::Shared) {
+            Some(Place::Shared) => {
                 self.keep(current, None);
+                self.reduce_slice(&buf, buf.len(), op, &mut sources, root);
             }
-            reduction.in_chunks(&inputs)?;
+            _ => {}
         }
         Ok(buf.into())
     }
@@ -68,6 +61,64 @@ impl Local {
         // SAFETY: the sources are announced inputs of this length, which their ranks leave alone
         // until this one is done; the buffer is the operation's.
         unsafe { kernels::reduce(kernels, op, buf.dtype(), sources, &to, buf.len(), size) }
+    }
+
+    /// The own slice of the `len` elements at each source, of which `buf` has some, into the memory
+    /// of all who take the result: the root, or everybody.
+    pub(crate) fn reduce_slice(
+        &self,
+        buf: &Buffer,
+        len: usize,
+        op: ReduceOp,
+        sources: &mut [Source],
+        root: Option<usize>,
+    ) {
+        let (start, end) = self.slice(self.me(), len);
+        let offset = start * buf.dtype().size();
+        for source in &mut *sources {
+            source.ptr = source.ptr.wrapping_add(offset);
+        }
+        let takers = match root {
+            Some(root) => &sources[root..=root],
+            None => &*sources,
+        };
+        let to: PerRank<*mut u8> = takers.iter().map(|taker| taker.ptr.cast_mut()).collect();
+        let (kernels, size) = (self.seat.kernels, self.seat.size);
+        // SAFETY: the addresses are of buffers and chunks that their ranks have announced for
+        // this operation and leave alone until all have done their parts, or of the own
+        // buffer; each is valid for the elements named, since lengths agree. Slices
+        // of different ranks do not overlap.
+        unsafe { kernels::reduce(kernels, op, buf.dtype(), sources, &to, end - start, size) }
+    }
+
+    /// Where the slice of a rank of `len` elements starts and ends.
+    fn slice(&self, rank: usize, len: usize) -> (usize, usize) {
+        let ranks = self.ranks();
+        (
+            slice_start(len, rank, ranks),
+            slice_start(len, rank + 1, ranks),
+        )
+    }
+
+    /// Where somebody's memory is private.
+    fn reduce_in_chunks(
+        &self,
+        current: &Current<'_>,
+        (all, inputs): (&[Descriptor], &[Input]),
+        (buf, op, root): (&Buffer, ReduceOp, Option<usize>),
+    ) -> Result<()> {
+        if all[self.me()].place() == Some(Place::Shared) {
+            self.keep(current, None);
+        }
+        let reduction = Reduction {
+            local: self,
+            current,
+            all,
+            op,
+            buf,
+            root,
+        };
+        reduction.in_chunks(inputs)
     }
 }
 
@@ -89,40 +140,13 @@ impl Reduction<'_> {
     /// The own slice of the `len` elements that each rank has at the given address, into the
     /// memory of all who take it.
     fn own_slice(&self, len: usize, address: impl Fn(usize) -> *mut u8) {
-        let (start, end) = self.slice(self.local.me(), len);
-        let offset = start * self.buf.dtype().size();
-        let mut sources: PerRank<Source> = PerRank::new();
-        let mut to: PerRank<*mut u8> = PerRank::new();
-        for (rank, descriptor) in self.all.iter().enumerate() {
-            let ptr = address(rank).wrapping_add(offset);
-            sources.push(Source {
-                ptr,
-                factor: descriptor.factor,
-            });
-            if self.takes(rank) {
-                to.push(ptr);
-            }
-        }
-        self.reduce(&sources, &to, end - start);
-    }
-
-    /// Where the slice of a rank of `len` elements starts and ends.
-    fn slice(&self, rank: usize, len: usize) -> (usize, usize) {
-        let ranks = self.local.ranks();
-        (
-            slice_start(len, rank, ranks),
-            slice_start(len, rank + 1, ranks),
-        )
-    }
-
-    fn reduce(&self, sources: &[Source], to: &[*mut u8], len: usize) {
-        let (local, dtype) = (self.local, self.buf.dtype());
-        let size = local.seat.size;
-        // SAFETY: the addresses are of buffers and chunks that their ranks have announced for
-        // this operation and leave alone until all have done their parts, or of the own
-        // buffer; each is valid for the elements named, since lengths agree. Slices
-        // of different ranks do not overlap.
-        unsafe { kernels::reduce(local.seat.kernels, self.op, dtype, sources, to, len, size) }
+        let source = |(rank, descriptor): (usize, &Descriptor)| Source {
+            ptr: address(rank),
+            factor: descriptor.factor,
+        };
+        let mut sources: PerRank<Source> = self.all.iter().enumerate().map(source).collect();
+        self.local
+            .reduce_slice(self.buf, len, self.op, &mut sources, self.root);
     }
 
     /// Chunk by chunk: put out what others reduce, reduce a slice, take the others' back.
@@ -221,7 +245,7 @@ impl Chunks<'_> {
     fn copy_others(&self, chunk: u32, from: *const u8, to: *mut u8) {
         let (reduction, local) = (self.reduction, self.reduction.local);
         let (_, len) = self.elements(chunk);
-        let (start, end) = reduction.slice(local.me(), len);
+        let (start, end) = local.slice(local.me(), len);
         let size = reduction.buf.dtype().size();
         for (start, end) in [(0, start), (end, len)] {
             let (at, bytes) = (start * size, (end - start) * size);

@@ -170,22 +170,24 @@ impl Member {
             false => Way::Tcp,
         };
         let ways = seat.members.iter().map(way).collect();
-        let streams = meeting.connect(&[], |_| Ok(ways));
+        let streams = meeting.connect_streams(domain.cut.streams, &[], |_| Ok(ways));
         let streams = streams.map_err(|err| seat.reason_for(domain, err))?;
-        let tcp = |stream: Option<Stream>| match stream {
-            Some(Stream::Tcp(stream)) => {
+        let tcp = |stream: Stream| match stream {
+            Stream::Tcp(stream) => {
                 let set = stream.set_nonblocking(true);
-                set.map_err(|err| os_error("setting up a socket", &err))?;
-                Ok(Some(stream))
+                Some(set.map(|()| stream))
             }
-            _ => Ok(None),
+            Stream::Unix(_) => None,
         };
-        let streams = streams.into_iter().map(tcp).collect::<Result<_>>()?;
-        Ok(Between::new(
-            hosts,
-            here.expect("a member has a host"),
-            streams,
-        ))
+        let streams = streams
+            .into_iter()
+            .map(|all| all.into_iter().filter_map(tcp));
+        let streams = streams
+            .map(Iterator::collect)
+            .collect::<std::io::Result<_>>();
+        let streams = streams.map_err(|err| os_error("setting up a socket", &err))?;
+        let here = here.expect("a member has a host");
+        Ok(Between::new(hosts, here, domain.cut, streams))
     }
 
     /// The control segment: the lowest rank on a host makes it and hands it to the others.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use phalanx_native::NativeGroup;
 use phalanx_pg::registry::GroupInit;
 use phalanx_pg::{Buffer, DType, Device, ProcessGroup};
-use phalanx_testkit::Rank;
+use phalanx_testkit::{End, Outcome, Rank, World};
 use rustix::process::{Pid, Signal, getpid, kill_process};
 
 /// Below the world's deadline, so that an error names the operation.
@@ -22,6 +22,16 @@ pub(crate) fn init(ctx: &Rank) -> GroupInit {
 
 pub(crate) fn connect(ctx: &Rank) -> Arc<dyn ProcessGroup> {
     NativeGroup::connect(&init(ctx)).unwrap()
+}
+
+/// What makes even small messages travel on several streams between hosts.
+pub(crate) const STREAMS: [(&str, &str); 2] = [("PHALANX_STREAMS", "3"), ("PHALANX_PIECE", "200")];
+
+/// A world whose ranks have several streams between hosts.
+pub(crate) fn striped(size: usize) -> World {
+    let world = World::new(size).deadline(DEADLINE);
+    let vars = STREAMS.into_iter();
+    vars.fold(world, |world, (name, value)| world.env(name, value))
 }
 
 /// As if each rank were on the host that `hosts` says.
@@ -60,4 +70,12 @@ fn signal_self(signal: Signal) {
     kill_process(getpid(), signal).unwrap();
     // Another thread may be the one that it reaches first.
     std::thread::sleep(Duration::from_millis(200));
+}
+
+/// All of these have come to their end.
+pub(crate) fn finished(outcome: &Outcome, ranks: &[usize]) {
+    for &rank in ranks {
+        let end = &outcome.rank(rank).end;
+        assert_eq!(*end, End::Finished, "{}", outcome.report());
+    }
 }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! caller                                   host
-//!   hello: magic, group, from, to, nonce -->
+//!   hello: magic, group, from, to,
+//!          which stream, nonce           -->
 //!                                        <-- nonce            (with a job token)
 //!   proof of the token                   -->                  (with a job token)
 //!                                        <-- proof            (with a job token)
@@ -17,13 +18,13 @@ use phalanx_store::JobToken;
 use phalanx_store::token::{Handshake, LEN as PROOF_LEN, Nonce};
 
 /// First bytes of a connection; the last one is the version.
-const MAGIC: [u8; 8] = *b"PHLXPGR\x01";
+const MAGIC: [u8; 8] = *b"PHLXPGR\x02";
 
 /// Last bytes of a handshake that went well.
 pub(super) const WELCOME: [u8; 8] = *b"welcome\n";
 
-/// Magic, group, from, to, whether there is a token, nonce.
-pub(super) const HELLO_LEN: usize = 8 + 32 + 4 + 4 + 1 + 32;
+/// Magic, group, from, to, stream, whether there is a token, nonce.
+pub(super) const HELLO_LEN: usize = 8 + 32 + 4 + 4 + 4 + 1 + 32;
 
 /// The first thing a caller says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,18 +32,21 @@ pub(super) struct Hello {
     pub(super) group: Nonce,
     pub(super) from: usize,
     pub(super) to: usize,
+    /// Which of the connections between the two.
+    pub(super) stream: usize,
     pub(super) token: bool,
     pub(super) nonce: Nonce,
 }
 
 impl Hello {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let number = |rank: usize| u32::try_from(rank).unwrap_or(u32::MAX).to_le_bytes();
+        let number = |number: usize| u32::try_from(number).unwrap_or(u32::MAX).to_le_bytes();
         let mut bytes = Vec::with_capacity(HELLO_LEN);
         bytes.extend(MAGIC);
         bytes.extend(self.group);
         bytes.extend(number(self.from));
         bytes.extend(number(self.to));
+        bytes.extend(number(self.stream));
         bytes.push(self.token.into());
         bytes.extend(self.nonce);
         bytes
@@ -53,6 +57,7 @@ impl Hello {
         let (group, bytes) = bytes.split_first_chunk()?;
         let (from, bytes) = bytes.split_first_chunk()?;
         let (to, bytes) = bytes.split_first_chunk()?;
+        let (stream, bytes) = bytes.split_first_chunk()?;
         let ([token], bytes) = bytes.split_first_chunk()?;
         let (nonce, []) = bytes.split_first_chunk()? else {
             return None;
@@ -61,6 +66,7 @@ impl Hello {
             group: *group,
             from: u32::from_le_bytes(*from) as usize,
             to: u32::from_le_bytes(*to) as usize,
+            stream: u32::from_le_bytes(*stream) as usize,
             token: *token == 1,
             nonce: *nonce,
         })
@@ -68,8 +74,9 @@ impl Hello {
 }
 
 /// What a proof between two ranks of a group is for.
-pub(super) fn purpose(group: &str, from: usize, to: usize) -> String {
-    format!("phalanx group {group:?}, rank {from} to rank {to}")
+pub(super) fn purpose(group: &str, hello: &Hello) -> String {
+    let (from, to, stream) = (hello.from, hello.to, hello.stream);
+    format!("phalanx group {group:?}, rank {from} to rank {to}, stream {stream}")
 }
 
 /// What a host knows before anybody calls.
@@ -79,6 +86,8 @@ pub(super) struct Host<'a> {
     pub(super) group: Nonce,
     pub(super) rank: usize,
     pub(super) size: usize,
+    /// Connections that a rank makes.
+    pub(super) streams: usize,
     pub(super) token: Option<&'a JobToken>,
 }
 
@@ -102,8 +111,8 @@ pub(super) enum Next {
     Listen,
     /// Says this and listens.
     Say(Vec<u8>),
-    /// Lets this rank in with these words.
-    Admit(usize, Vec<u8>),
+    /// Lets this rank's connection of this number in with these words.
+    Admit(usize, usize, Vec<u8>),
     /// Closes the connection, for this reason.
     Refuse(String),
 }
@@ -126,13 +135,13 @@ impl Caller {
     }
 
     /// The caller has said this, [`wanted`](Caller::wanted) bytes at most. `nonce` is used once
-    /// if at all and must be fresh; `joined` says who is in.
+    /// if at all and must be fresh; `joined` says which connections of whom are in.
     pub(super) fn hear(
         &mut self,
         bytes: &[u8],
         host: &Host<'_>,
         nonce: &Nonce,
-        joined: &dyn Fn(usize) -> bool,
+        joined: &dyn Fn(usize, usize) -> bool,
     ) -> Next {
         self.heard.extend_from_slice(bytes);
         let start = self.heard.len().min(MAGIC.len());
@@ -155,12 +164,12 @@ impl Caller {
                 };
                 Next::Say(nonce.to_vec())
             }
-            Ok(Step::Admit(rank, _)) if joined(rank) => {
+            Ok(Step::Admit(rank, stream, _)) if joined(rank, stream) => {
                 Next::Refuse(format!("rank {rank} is already connected"))
             }
-            Ok(Step::Admit(rank, mut words)) => {
+            Ok(Step::Admit(rank, stream, mut words)) => {
                 words.extend(WELCOME);
-                Next::Admit(rank, words)
+                Next::Admit(rank, stream, words)
             }
             Err(reason) => Next::Refuse(reason),
         }
@@ -169,7 +178,7 @@ impl Caller {
 
 enum Step {
     Challenge(Hello),
-    Admit(usize, Vec<u8>),
+    Admit(usize, usize, Vec<u8>),
 }
 
 fn greet(heard: &[u8], host: &Host<'_>) -> Result<Step, String> {
@@ -183,9 +192,13 @@ fn greet(heard: &[u8], host: &Host<'_>) -> Result<Step, String> {
             hello.from, hello.to
         ));
     }
+    if hello.stream >= host.streams {
+        let (stream, streams) = (hello.stream, host.streams);
+        return Err(format!("it makes connection {stream} of {streams}"));
+    }
     match (hello.token, host.token) {
         (true, Some(_)) => Ok(Step::Challenge(hello)),
-        (false, None) => Ok(Step::Admit(hello.from, Vec::new())),
+        (false, None) => Ok(Step::Admit(hello.from, hello.stream, Vec::new())),
         (true, None) => Err("it has a job token, this rank has none".into()),
         (false, Some(_)) => Err("it has no job token".into()),
     }
@@ -194,10 +207,14 @@ fn greet(heard: &[u8], host: &Host<'_>) -> Result<Step, String> {
 fn verify(heard: &[u8], hello: &Hello, nonce: &Nonce, host: &Host<'_>) -> Result<Step, String> {
     let token = host.token.ok_or("this rank has no job token")?;
     let proof: &[u8; PROOF_LEN] = heard.try_into().map_err(|_| "its proof is cut")?;
-    let purpose = purpose(host.name, hello.from, hello.to);
+    let purpose = purpose(host.name, hello);
     let handshake = Handshake::new(token, &purpose, hello.nonce, *nonce);
     match handshake.accepts_client(proof) {
-        true => Ok(Step::Admit(hello.from, handshake.server_proof().to_vec())),
+        true => Ok(Step::Admit(
+            hello.from,
+            hello.stream,
+            handshake.server_proof().to_vec(),
+        )),
         false => Err("it does not know the job token".into()),
     }
 }
@@ -214,6 +231,7 @@ mod tests {
             group: GROUP,
             rank: 1,
             size: 4,
+            streams: 2,
             token,
         }
     }
@@ -223,13 +241,16 @@ mod tests {
             group: GROUP,
             from: 2,
             to: 1,
+            stream: 1,
             token: false,
             nonce: [1; 32],
         }
     }
 
     fn hear(bytes: &[u8]) -> Next {
-        Caller::new().hear(bytes, &host(None), &[2; 32], &|rank| rank == 3)
+        Caller::new().hear(bytes, &host(None), &[2; 32], &|rank, stream| {
+            (rank, stream) == (3, 1)
+        })
     }
 
     fn is_refused(next: Next) -> bool {
@@ -242,11 +263,13 @@ mod tests {
         let bytes = hello().encode();
         assert_eq!(bytes.len(), HELLO_LEN);
         for byte in &bytes[..HELLO_LEN - 1] {
-            let next = caller.hear(&[*byte], &host(None), &[2; 32], &|_| false);
+            let next = caller.hear(&[*byte], &host(None), &[2; 32], &|_, _| false);
             assert_eq!(next, Next::Listen);
         }
-        let next = caller.hear(&bytes[HELLO_LEN - 1..], &host(None), &[2; 32], &|_| false);
-        assert_eq!(next, Next::Admit(2, WELCOME.to_vec()));
+        let next = caller.hear(&bytes[HELLO_LEN - 1..], &host(None), &[2; 32], &|_, _| {
+            false
+        });
+        assert_eq!(next, Next::Admit(2, 1, WELCOME.to_vec()));
     }
 
     #[test]
@@ -266,6 +289,8 @@ mod tests {
         };
         assert!(is_refused(with(|h| h.group[0] ^= 1)));
         assert!(is_refused(with(|h| h.from = 3))); // has joined
+        assert!(!is_refused(with(|h| (h.from, h.stream) = (3, 0)))); // with its other connection
+        assert!(is_refused(with(|h| h.stream = 2)));
         assert!(is_refused(with(|h| h.from = 0))); // is called, does not call
         assert!(is_refused(with(|h| h.from = 4)));
         assert!(is_refused(with(|h| h.from = usize::MAX)));
@@ -283,22 +308,24 @@ mod tests {
                 token: true,
                 ..hello()
             };
-            let next = caller.hear(&hello.encode(), &host_side, &[2; 32], &|_| false);
+            let next = caller.hear(&hello.encode(), &host_side, &[2; 32], &|_, _| false);
             assert_eq!(next, Next::Say([2; 32].to_vec()));
-            let purpose = purpose("g", 2, 1);
+            let purpose = purpose("g", &hello);
             let handshake = Handshake::new(token, &purpose, hello.nonce, [2; 32]);
             // Another nonce is offered now; the proof is over the first.
             let proof = handshake.client_proof();
             (
-                caller.hear(&proof, &host_side, &[3; 32], &|_| false),
+                caller.hear(&proof, &host_side, &[3; 32], &|_, _| false),
                 handshake.server_proof(),
             )
         };
         let (next, server) = prove(&right);
-        assert_eq!(next, Next::Admit(2, [&server[..], &WELCOME].concat()));
+        assert_eq!(next, Next::Admit(2, 1, [&server[..], &WELCOME].concat()));
         assert!(is_refused(prove(&wrong).0));
         let mut caller = Caller::new();
-        let next = caller.hear(&hello().encode(), &host(Some(&right)), &[2; 32], &|_| false);
+        let next = caller.hear(&hello().encode(), &host(Some(&right)), &[2; 32], &|_, _| {
+            false
+        });
         assert!(is_refused(next));
     }
 }

@@ -84,17 +84,34 @@ impl Meeting<'_> {
         notes: &[u8],
         route: impl FnOnce(&[Vec<u8>]) -> Result<Vec<Way>>,
     ) -> Result<Vec<Option<Stream>>> {
+        let streams = self.connect_streams(1, notes, route)?;
+        Ok(streams.into_iter().map(|mut one| one.pop()).collect())
+    }
+
+    /// The same with `streams` connections to each rank, in the same order at both ends. All ranks
+    /// must ask for as many.
+    pub fn connect_streams(
+        &self,
+        streams: usize,
+        notes: &[u8],
+        route: impl FnOnce(&[Vec<u8>]) -> Result<Vec<Way>>,
+    ) -> Result<Vec<Vec<Stream>>> {
         let visit = Visit {
             meeting: self,
+            streams,
             deadline: Deadline::after(self.limit),
         };
         visit.connect(notes, route)
     }
 }
 
+/// By rank and number: the connections that have been made.
+type Made = Vec<Vec<Option<Stream>>>;
+
 /// One rank's attempt to join.
 struct Visit<'a> {
     meeting: &'a Meeting<'a>,
+    streams: usize,
     deadline: Deadline,
 }
 
@@ -103,7 +120,7 @@ impl Visit<'_> {
         &self,
         notes: &[u8],
         route: impl FnOnce(&[Vec<u8>]) -> Result<Vec<Way>>,
-    ) -> Result<Vec<Option<Stream>>> {
+    ) -> Result<Vec<Vec<Stream>>> {
         let (rank, size) = (self.meeting.rank, self.meeting.size);
         let bind = self.meeting.bind.unwrap_or(Ipv4Addr::LOCALHOST.into());
         if bind.is_unspecified() {
@@ -129,16 +146,23 @@ impl Visit<'_> {
             .map(|card| std::mem::take(&mut card.notes))
             .collect();
         let ways = route(&notes)?;
-        let mut streams: Vec<Option<Stream>> = (0..size).map(|_| None).collect();
+        let none = |way: &Way| match way {
+            Way::None => Vec::new(),
+            _ => (0..self.streams).map(|_| None).collect(),
+        };
+        let mut made: Made = ways.iter().map(none).collect();
+        made[rank].clear();
         // Rank 0 only listens, so it answers all; then rank 1 does, and so on.
         for peer in 0..rank {
-            if ways[peer] != Way::None {
-                streams[peer] = Some(self.call(peer, &cards[peer], ways[peer], &group)?);
+            for (stream, place) in made[peer].iter_mut().enumerate() {
+                let called = self.call(peer, stream, &cards[peer], ways[peer], &group);
+                *place = Some(called?);
             }
         }
-        self.admit_callers(&listeners, group, &ways, &mut streams)?;
+        self.admit_callers(&listeners, group, &mut made)?;
         self.clean_up()?;
-        Ok(streams)
+        let all = made.into_iter().map(|one| one.into_iter().flatten());
+        Ok(all.map(Iterator::collect).collect())
     }
 
     fn key(&self, key: &str) -> String {
@@ -232,8 +256,15 @@ impl Visit<'_> {
         })
     }
 
-    /// Connects to a rank that hosts.
-    fn call(&self, peer: usize, card: &Card, way: Way, group: &Nonce) -> Result<Stream> {
+    /// Makes one connection to a rank that hosts.
+    fn call(
+        &self,
+        peer: usize,
+        number: usize,
+        card: &Card,
+        way: Way,
+        group: &Nonce,
+    ) -> Result<Stream> {
         let mut last = "no answer".to_owned();
         let stream = loop {
             let stretch = self.stretch(|waited| {
@@ -253,21 +284,21 @@ impl Visit<'_> {
             }
             std::thread::sleep(DOOR_PERIOD);
         };
-        self.introduce(stream, peer, group)
+        let hello = Hello {
+            group: *group,
+            from: self.meeting.rank,
+            to: peer,
+            stream: number,
+            token: self.meeting.token.is_some(),
+            nonce: random_nonce()?,
+        };
+        self.introduce(stream, &hello)
             .map_err(|err| err.from_peer(peer))
     }
 
     /// The caller's side of the handshake.
-    fn introduce(&self, mut stream: Stream, peer: usize, group: &Nonce) -> Result<Stream> {
-        let from = self.meeting.rank;
-        let nonce = random_nonce()?;
-        let hello = Hello {
-            group: *group,
-            from,
-            to: peer,
-            token: self.meeting.token.is_some(),
-            nonce,
-        };
+    fn introduce(&self, mut stream: Stream, hello: &Hello) -> Result<Stream> {
+        let peer = hello.to;
         stream
             .prepare()
             .map_err(|err| refused(peer, &err.to_string()))?;
@@ -275,8 +306,8 @@ impl Visit<'_> {
         if let Some(token) = self.meeting.token {
             let mut host_nonce: Nonce = [0; PROOF_LEN];
             self.hear(&mut stream, peer, &mut host_nonce)?;
-            let purpose = hello::purpose(self.meeting.name, from, peer);
-            let handshake = Handshake::new(token, &purpose, nonce, host_nonce);
+            let purpose = hello::purpose(self.meeting.name, hello);
+            let handshake = Handshake::new(token, &purpose, hello.nonce, host_nonce);
             self.say(&mut stream, peer, &handshake.client_proof())?;
             let mut proof = [0; PROOF_LEN];
             self.hear(&mut stream, peer, &mut proof)?;
@@ -326,19 +357,14 @@ impl Visit<'_> {
     }
 
     /// Lets all higher ranks in, and nobody else.
-    fn admit_callers(
-        &self,
-        listeners: &Listeners,
-        group: Nonce,
-        ways: &[Way],
-        streams: &mut [Option<Stream>],
-    ) -> Result<()> {
+    fn admit_callers(&self, listeners: &Listeners, group: Nonce, made: &mut Made) -> Result<()> {
         let (rank, size) = (self.meeting.rank, self.meeting.size);
         let host = Host {
             name: self.meeting.name,
             group,
             rank,
             size,
+            streams: self.streams,
             token: self.meeting.token,
         };
         let mut door = Door {
@@ -347,10 +373,7 @@ impl Visit<'_> {
             callers: Vec::new(),
         };
         loop {
-            let wanted = |peer: &usize| *peer != rank && ways[*peer] != Way::None;
-            let missing = (0..size)
-                .filter(wanted)
-                .filter(|&peer| streams[peer].is_none());
+            let missing = (0..size).filter(|&peer| made[peer].iter().any(Option::is_none));
             let missing: Vec<usize> = missing.collect();
             let Some(&first) = missing.first() else {
                 return Ok(());
@@ -362,7 +385,7 @@ impl Visit<'_> {
                 )
             });
             wait.map_err(|err| err.from_peer(first))?;
-            if !door.look(streams)? {
+            if !door.look(made)? {
                 std::thread::sleep(DOOR_PERIOD);
             }
         }
@@ -402,7 +425,7 @@ struct Visitor {
 
 impl Door<'_> {
     /// Listens to everybody once, without waiting; whether anything happened.
-    fn look(&mut self, streams: &mut [Option<Stream>]) -> Result<bool> {
+    fn look(&mut self, made: &mut Made) -> Result<bool> {
         let mut busy = false;
         while self.callers.len() < MAX_CALLERS
             && let Some(stream) = self.listeners.accept()
@@ -419,7 +442,11 @@ impl Door<'_> {
         let mut at = 0;
         while at < self.callers.len() {
             let visitor = &mut self.callers[at];
-            let joined = |rank: usize| streams[rank].is_some();
+            let joined = |rank: usize, stream: usize| {
+                let place = made[rank].get(stream);
+                // Nobody waits for a connection that has no place.
+                place.is_none_or(Option::is_some)
+            };
             match visitor.listen(&self.host, &joined)? {
                 Next::Listen => at += 1,
                 Next::Say(_) => busy = true,
@@ -429,12 +456,12 @@ impl Door<'_> {
                     self.callers.remove(at);
                     busy = true;
                 }
-                Next::Admit(rank, _) => {
+                Next::Admit(rank, number, _) => {
                     let stream = self.callers.remove(at).stream;
                     stream
                         .set_nonblocking(false)
                         .map_err(|err| os_error("setting up a socket", &err))?;
-                    streams[rank] = Some(stream);
+                    made[rank][number] = Some(stream);
                     busy = true;
                 }
             }
@@ -449,7 +476,7 @@ impl Door<'_> {
 
 impl Visitor {
     /// Reads what is there and answers it. `Say` and `Admit` have been said when they come back.
-    fn listen(&mut self, host: &Host<'_>, joined: &dyn Fn(usize) -> bool) -> Result<Next> {
+    fn listen(&mut self, host: &Host<'_>, joined: &dyn Fn(usize, usize) -> bool) -> Result<Next> {
         let mut words = [0; hello::HELLO_LEN];
         let next = match self.stream.read(&mut words[..self.caller.wanted()]) {
             Ok(0) => Next::Refuse("it went away".into()),
@@ -460,7 +487,7 @@ impl Visitor {
             Err(err) if is_pause(&err) => Next::Refuse("it says nothing".into()),
             Err(err) => Next::Refuse(err.to_string()),
         };
-        if let Next::Say(words) | Next::Admit(_, words) = &next
+        if let Next::Say(words) | Next::Admit(_, _, words) = &next
             && let Err(err) = self.stream.write_all(words)
         {
             return Ok(Next::Refuse(err.to_string()));

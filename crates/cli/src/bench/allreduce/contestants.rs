@@ -142,7 +142,7 @@ impl Launcher {
         self.processors.get(..ranks)
     }
 
-    /// Starts a world; in `hosts`, each rank has its own.
+    /// Starts a world; `hosts` have as many ranks each.
     pub(crate) fn start(
         &self,
         kind: &Kind,
@@ -206,11 +206,9 @@ impl Launcher {
         };
         // Free here and now; within new namespaces every port is.
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let local_size = ranks / hosts.map_or(1, Namespaces::count);
         let commands = (0..ranks).map(|rank| {
-            let (local_rank, local_size) = match hosts {
-                Some(_) => (0, 1),
-                None => (rank, ranks),
-            };
+            let (host, local_rank) = (rank / local_size, rank % local_size);
             let mut command = command(rank);
             command
                 .env("RANK", rank.to_string())
@@ -228,8 +226,8 @@ impl Launcher {
             match hosts {
                 None => command,
                 Some(hosts) => {
-                    command.env("PHALANX_HOST_ID", format!("bench-{rank}"));
-                    hosts.confine(rank, &command)
+                    command.env("PHALANX_HOST_ID", format!("bench-{host}"));
+                    hosts.confine(host, &command)
                 }
             }
         });

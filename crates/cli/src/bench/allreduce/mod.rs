@@ -63,6 +63,9 @@ pub(crate) struct Args {
     /// Pretend that ranks are on different hosts.
     #[arg(long, value_enum)]
     hosts: Option<Hosts>,
+    /// How many ranks each of these hosts has.
+    #[arg(long, default_value_t = 1, value_name = "N", requires = "hosts", value_parser = parse_ranks)]
+    ranks_per_host: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -84,7 +87,7 @@ impl Memories {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Hosts {
-    /// Each rank in a network namespace of its own, joined by veth. Needs root.
+    /// Each host a network namespace, joined by veth. Needs root.
     Namespaces,
 }
 
@@ -146,9 +149,15 @@ fn compare(
     kinds: &[Kind],
     ranks: usize,
 ) -> Result<Comparison, Failure> {
-    let hosts = match args.hosts {
-        Some(Hosts::Namespaces) => Some(Namespaces::new(ranks)?),
-        None => None,
+    let hosts = match (args.hosts, args.ranks_per_host) {
+        (Some(Hosts::Namespaces), local) if ranks.is_multiple_of(local) => {
+            Some(Namespaces::new(ranks / local)?)
+        }
+        (Some(_), local) => {
+            let what = format!("{ranks} ranks cannot be shared out to hosts of {local}");
+            return Err(what.into());
+        }
+        (None, _) => None,
     };
     let (mut worlds, mut series) = (Vec::new(), Vec::new());
     for kind in kinds.iter().chain([&Kind::Roof]) {
@@ -193,7 +202,7 @@ fn compare(
         ranks,
         dtype: args.dtype,
         pinned,
-        between_hosts: hosts.is_some(),
+        hosts: hosts.as_ref().map(Namespaces::count),
         sizes: args.sizes.clone(),
         series,
     })

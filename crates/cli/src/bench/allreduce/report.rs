@@ -80,7 +80,8 @@ pub(crate) struct Comparison {
     pub(crate) ranks: usize,
     pub(crate) dtype: Dtype,
     pub(crate) pinned: bool,
-    pub(crate) between_hosts: bool,
+    /// How many hosts, if they are pretended ones.
+    pub(crate) hosts: Option<usize>,
     pub(crate) sizes: Vec<usize>,
     pub(crate) series: Vec<Series>,
 }
@@ -185,7 +186,8 @@ impl Comparison {
             json!(series.memory == Memory::Registered),
         );
         line.insert("pinned".into(), json!(self.pinned));
-        line.insert("between_hosts".into(), json!(self.between_hosts));
+        line.insert("between_hosts".into(), json!(self.hosts.is_some()));
+        line.insert("hosts".into(), json!(self.hosts.unwrap_or(1)));
         line
     }
 
@@ -219,10 +221,10 @@ impl Comparison {
 
     /// Rows of the table, by size; ratios are what competitors take divided by what ours takes.
     pub(crate) fn table(&self) -> Vec<String> {
-        let place = match (self.between_hosts, self.pinned) {
-            (true, _) => "between hosts",
-            (false, true) => "pinned",
-            (false, false) => "more than processors",
+        let place = match (self.hosts, self.pinned) {
+            (Some(hosts), _) => format!("on {hosts} hosts"),
+            (None, true) => "pinned".to_owned(),
+            (None, false) => "more than processors".to_owned(),
         };
         let mut rows = vec![
             format!(
@@ -321,7 +323,7 @@ mod tests {
             ranks: 2,
             dtype: Dtype::F32,
             pinned: true,
-            between_hosts: false,
+            hosts: None,
             sizes: vec![1 << 20],
             series,
         }

@@ -24,56 +24,103 @@ impl Local {
         }
     }
 
-    /// Tries to run a small all-reduce without anything that a longer wait needs: no account, no
-    /// clock. Announces the call and says no if a peer is not there soon.
+    /// Tries to run an all-reduce that is over in microseconds without anything that a longer wait
+    /// needs: no account, no clock. If a peer is not there soon, the call has been announced, maybe
+    /// this rank's part done too, and it says no.
     ///
-    /// Where peers have come before, they are woken when it is over, if they sleep: until then
-    /// nothing depends on it, and the fence that comes before costs less when the line of the slot
-    /// has arrived.
+    /// Where peers have come before and nothing but small inputs is read, they are woken when it is
+    /// over, if they sleep: until then nothing depends on it, and the fence that comes before costs
+    /// less when the line of the slot has arrived.
     pub(crate) fn quick(&self, call: &Call, seq: u64) -> bool {
         let Call::AllReduce { buf, op: reduce } = call else {
             self.announce(call, seq);
             return false;
         };
         let mut books = self.books.lock();
-        let op = books.next_op();
-        let small = buf.byte_len() <= SMALL_REDUCTION && !self.spans_hosts();
-        if !small || books.posted != op || !self.slot_is_free(&mut books, op) {
+        let (op, bytes) = (books.next_op(), buf.byte_len());
+        let block = match bytes > SMALL_REDUCTION && bytes <= QUICK_REDUCTION {
+            true => Block::of(buf, &self.seat.arenas),
+            false => None,
+        };
+        let fits = bytes <= SMALL_REDUCTION || block.is_some();
+        let is_next = books.posted == op && !self.spans_hosts();
+        if !fits || !is_next || !self.slot_is_free(&mut books, op) {
             drop(books);
             self.announce(call, seq);
             return false;
         }
         books.skip();
-        let descriptor = Descriptor::new(call, Place::Inline, 1);
-        self.show(
-            &mut books,
-            &descriptor,
-            op,
-            Some((buf, CallKind::AllReduce)),
-        );
+        let mark = self.show_quick(&mut books, call, op, block);
         drop(books);
         let all_are_there = self.peers().all(|rank| self.has_announced(rank, op));
-        if !all_are_there {
+        let wake_later = all_are_there && mark.is_none();
+        if !wake_later {
             self.control.ring(self.me());
         }
-        let sources = match all_are_there || self.all_announced_soon(op) {
-            true => self.inline_sources(op, buf.byte_len()),
+        let mut sources = PerRank::new();
+        let found = match all_are_there || self.all_announced_soon(op) {
+            true => self.find_sources(op, buf, &mut sources),
             false => None,
         };
-        if let Some(sources) = &sources {
-            self.reduce_inline(buf, *reduce, sources);
-            // Nobody is woken for this: who waits for it wants to announce an operation that
-            // cannot end before this rank announces it too, and that wakes everybody.
+        match found {
+            None => {}
+            Some(Place::Inline) => self.reduce_inline(buf, *reduce, &sources),
+            Some(_) => self.reduce_slice(buf, buf.len(), *reduce, &mut sources, None),
+        }
+        let ran = found.is_some();
+        if ran {
             self.control
                 .counter(self.me(), Counter::Done)
                 .store(op.wrapping_add(1), Ordering::Release);
-        } else {
-            self.books.lock().open_at(seq, op);
         }
-        if all_are_there {
+        // Who waits for the end of what travelled with the descriptors wants to announce an
+        // operation that cannot end before this rank announces it too, and that wakes everybody.
+        if wake_later || (ran && mark.is_some()) {
             self.control.ring(self.me());
         }
-        sources.is_some()
+        if ran && (mark.is_none() || self.all_done_soon(op)) {
+            mark.into_iter().for_each(Mark::clear);
+            return true;
+        }
+        let mut books = self.books.lock();
+        let entry = books.open_at(seq, op);
+        (entry.ran, entry.shared) = (ran, ran);
+        entry.marks.extend(mark);
+        false
+    }
+
+    /// Tells the peers of an all-reduce whose input is small or in a block of shared memory, which
+    /// they may access from now on.
+    #[inline(always)]
+    fn show_quick(
+        &self,
+        books: &mut Books,
+        call: &Call,
+        op: u32,
+        block: Option<&Block>,
+    ) -> Option<Mark> {
+        let buf = call.input()?;
+        let Some(block) = block else {
+            let descriptor = Descriptor::new(call, Place::Inline, 1);
+            self.show(books, &descriptor, op, Some((buf, call.kind())));
+            return None;
+        };
+        let (segment, offset) = block.location();
+        let descriptor = Descriptor::new(call, Place::Shared, 1);
+        let descriptor = descriptor.shared_at(segment, offset + buf.offset());
+        let mark = block.mark();
+        self.show(books, &descriptor, op, None);
+        Some(mark)
+    }
+
+    /// Whether everybody has done its part of an operation, or does within microseconds.
+    fn all_done_soon(&self, op: u32) -> bool {
+        let is_done = |rank| {
+            let word = self.control.counter(rank, Counter::Done);
+            move || reached(word.load(Ordering::Acquire), op.wrapping_add(1))
+        };
+        let mut peers = self.peers();
+        peers.all(|rank| self.patience.quickly(is_done(rank)))
     }
 
     fn has_announced(&self, rank: usize, op: u32) -> bool {
@@ -131,6 +178,8 @@ impl Local {
     }
 
     /// Writes a descriptor, and the input that travels with it. Who sleeps is not woken.
+    // Like what makes the descriptor, so that it is made in its place and not copied there.
+    #[inline(always)]
     fn show(
         &self,
         books: &mut Books,
@@ -142,7 +191,7 @@ impl Local {
             let to = self.inline_input(self.me(), op, kind, input.byte_len());
             // SAFETY: the room holds what `place` lets in, is this rank's, and nobody reads it
             // until the slot's word is set.
-            unsafe { to.copy_from_nonoverlapping(input.as_ptr().as_ptr(), input.byte_len()) }
+            unsafe { copy_few(input.as_ptr().as_ptr(), to, input.byte_len()) }
         }
         self.control.describe(self.me(), op, descriptor);
         books.posted = op.wrapping_add(1);
@@ -221,6 +270,29 @@ impl Local {
                 "groups of {size} ranks; {} is the most",
                 INLINE / 16
             ))),
+        }
+    }
+}
+
+/// Copies what is likely to be one number: a call of the library's copy would cost more than the
+/// copy.
+///
+/// # Safety
+///
+/// `src` is readable and `dst` writable for `bytes` bytes, they do not overlap, and nobody else
+/// touches the one or writes to the other meanwhile.
+#[inline]
+unsafe fn copy_few(src: *const u8, dst: *mut u8, bytes: usize) {
+    // SAFETY: the caller's; whatever the alignment.
+    unsafe {
+        match bytes {
+            4 => dst
+                .cast::<u32>()
+                .write_unaligned(src.cast::<u32>().read_unaligned()),
+            8 => dst
+                .cast::<u64>()
+                .write_unaligned(src.cast::<u64>().read_unaligned()),
+            _ => dst.copy_from_nonoverlapping(src, bytes),
         }
     }
 }

@@ -22,11 +22,15 @@ use super::descriptor::{Descriptor, Place};
 use super::wait::{Patience, Verdict};
 use crate::kernels::{Kernels, Source};
 use crate::maps::Maps;
-use crate::shm::{Arenas, Block};
+use crate::shm::{Arenas, Block, Mark};
 
 /// Largest all-reduce whose input travels with the descriptor, registered or not: ranks may mix
 /// both, and the path must not depend on who does what.
 pub(crate) const SMALL_REDUCTION: usize = 8 << 10;
+
+/// Largest all-reduce in shared memory that is over in microseconds: one that callers of the group
+/// on other threads may be kept waiting for.
+const QUICK_REDUCTION: usize = 256 << 10;
 
 /// A list with one entry per rank, usually few.
 pub(crate) type PerRank<T> = SmallVec<[T; 8]>;

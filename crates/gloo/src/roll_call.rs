@@ -1,0 +1,47 @@
+//! Who has not come, when an operation runs out of time: gloo does not know.
+
+use std::time::{Duration, Instant};
+
+use phalanx_pg::Error;
+
+use crate::frame::Saying;
+use crate::member::Member;
+
+/// How long answers may take. Processes answer at once, whatever their callers do, unless they
+/// stand still.
+const ANSWERS: Duration = Duration::from_millis(500);
+
+impl Member {
+    /// The error of collective `seq` that has run out of time, with those who have not come to it.
+    pub(crate) fn blame(&self, err: Error, seq: u64) -> Error {
+        if self.domain().service.is_none() {
+            return err;
+        }
+        match &self.call_roll(seq)[..] {
+            [] => err,
+            absent => {
+                let did = format!("did not come: {}", err.message());
+                Error::of_ranks(err.kind(), absent, &did)
+            }
+        }
+    }
+
+    /// Those who say that they have not come to collective `seq`, or say nothing.
+    fn call_roll(&self, seq: u64) -> Vec<usize> {
+        self.tell_all(&Saying::HasCome(seq));
+        let end = Instant::now() + ANSWERS;
+        let (state, changed) = self.state();
+        let mut state = state.lock();
+        let answered = |rank: usize| (seq, rank);
+        while self
+            .others()
+            .any(|rank| !state.answers.contains_key(&answered(rank)))
+        {
+            if changed.wait_until(&mut state, end).timed_out() {
+                break;
+            }
+        }
+        let came = |rank: &usize| state.answers.get(&answered(*rank)) == Some(&true);
+        self.others().filter(|rank| !came(rank)).collect()
+    }
+}
