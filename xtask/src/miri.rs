@@ -11,7 +11,7 @@ const TOOLCHAIN: &str = "nightly";
 /// Fewer: each takes a thousand times as long.
 const PROPTEST_CASES: &str = "8";
 
-/// Run the tests of the one file with `unsafe` code under Miri.
+/// Run the tests of the file where memory changes hands, full of `unsafe` code, under Miri.
 ///
 /// Needs a nightly toolchain with Miri; without it says so and succeeds, as it is not part of
 /// `cargo xtask test`.

@@ -35,6 +35,8 @@ mod faulty;
 mod fingerprint;
 mod group;
 mod lane;
+#[expect(unsafe_code, reason = "stores that go past the cache")]
+mod lines;
 pub mod mesh;
 mod monitored;
 mod notice;
@@ -67,6 +69,7 @@ pub use faulty::{Fault, FaultPlan, Faulty};
 pub use fingerprint::Fingerprint;
 pub use group::{Capabilities, DEFAULT_TIMEOUT, PeerDeath, ProcessGroup, check_copy};
 pub use lane::{Engine, Lane, MAX_OUTSTANDING, Turn};
+pub use lines::{Stores, copy_lines, map_past_cache};
 pub use notice::{Notice, Word};
 pub use point_to_point::PointToPoint;
 pub use recorded::Recorded;

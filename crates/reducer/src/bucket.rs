@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use phalanx_pg::{Buffer, DType, Frozen, ProcessGroup, Sparse};
+use phalanx_pg::{Buffer, DType, Frozen, ProcessGroup, Sparse, Stores};
 
 use crate::accumulate::{Accumulator, Sum};
 use crate::copy;
@@ -99,6 +99,8 @@ pub(crate) struct Sources<'a> {
     pub(crate) partial: Option<&'a Accumulator>,
     /// What the sum is multiplied by.
     pub(crate) factor: f64,
+    /// How a bucket is written.
+    pub(crate) stores: Stores,
 }
 
 impl Sources<'_> {
@@ -116,7 +118,7 @@ impl Sources<'_> {
                 match (old.map(dense), new.map(|new| new.bytes)) {
                     (None, None) => dst.fill(0),
                     (Some(sum), None) | (None, Some(sum)) => {
-                        copy::scale_into(dtype, dst, sum, self.factor);
+                        copy::scale_into_bucket(self.stores, dtype, dst, sum, self.factor);
                     }
                     (Some(old), Some(new)) => copy::sum_into(dtype, dst, old, new, self.factor),
                 }

@@ -6,7 +6,7 @@
 
 use bytemuck::{Pod, cast_slice_mut, pod_read_unaligned};
 use half::{bf16, f16};
-use phalanx_pg::DType;
+use phalanx_pg::{DType, Stores, copy_lines, map_past_cache};
 
 /// A floating-point type with the type that it is computed in.
 trait Float: Pod {
@@ -113,6 +113,24 @@ pub(crate) fn scale_into(dtype: DType, dst: &mut [u8], src: &[u8], factor: f64) 
     with_type!(dtype, T => each::<T, T>(dst, src, |value| value.scaled(factor)));
 }
 
+/// The same into a bucket.
+pub(crate) fn scale_into_bucket(
+    stores: Stores,
+    dtype: DType,
+    bucket: &mut [u8],
+    src: &[u8],
+    factor: f64,
+) {
+    match stores {
+        _ if factor == 1.0 => copy_lines(stores, bucket, src),
+        Stores::Ordinary => scale_into(dtype, bucket, src, factor),
+        Stores::PastCache => with_type!(dtype, T => {
+            let bucket: &mut [T] = cast_slice_mut(bucket);
+            map_past_cache::<T, T>(bucket, src, |value| value.scaled(factor));
+        }),
+    }
+}
+
 /// `values *= factor`.
 pub(crate) fn scale_in_place(dtype: DType, values: &mut [u8], factor: f64) {
     with_type!(dtype, T => {
@@ -192,6 +210,28 @@ mod tests {
             0.5,
         );
         assert_eq!(dst, halves.map(|value| f16::from_f32(value.to_f32() * 0.5)));
+    }
+
+    #[test]
+    fn buckets_have_the_same_bits_past_the_cache() {
+        let values: Vec<f32> = (0..1000).map(|i| (i as f32).sin() * 1e3).collect();
+        for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
+            let mut memory = vec![0f64; 3 * values.len()];
+            let memory = bytemuck::cast_slice_mut::<f64, u8>(&mut memory);
+            let (src, rest) = memory.split_at_mut(8 * values.len());
+            let (dst, bucket) = rest.split_at_mut(8 * values.len());
+            let [src, dst, bucket] =
+                [src, dst, bucket].map(|bytes| &mut bytes[..values.len() * dtype.size()]);
+            convert_into(dtype, src, DType::F32, &bytes(&values), 1.0);
+            for factor in [1.0, 1.0 / 3.0] {
+                scale_into(dtype, dst, src, factor);
+                for stores in [Stores::Ordinary, Stores::PastCache] {
+                    bucket.fill(0);
+                    scale_into_bucket(stores, dtype, bucket, src, factor);
+                    assert_eq!(bucket, dst, "{dtype} times {factor}, {stores:?}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -1,9 +1,14 @@
 //! Where each gradient is in which bucket.
 
-use phalanx_pg::{DType, Device};
+use phalanx_pg::{DType, Device, Stores};
 
 use crate::params::{ParamSpec, Slot};
 use crate::plan::PlannedBucket;
+
+/// Gradients of at least this many bytes go into the buckets and out of them past the cache. A cache
+/// is shared by the ranks of a host, and each has its gradients, buckets and model to go through
+/// before it comes back to where it began.
+const PAST_CACHE_BYTES: usize = 32 << 20;
 
 /// A plan with addresses. Immutable: a pass and the views it leaves behind keep theirs.
 #[derive(Debug)]
@@ -11,6 +16,8 @@ pub(crate) struct Layout {
     pub(crate) buckets: Vec<BucketLayout>,
     /// By slot.
     pub(crate) places: Vec<Place>,
+    /// How gradients are written into the buckets and out of them.
+    pub(crate) stores: Stores,
 }
 
 #[derive(Debug)]
@@ -29,6 +36,12 @@ pub(crate) struct Place {
     /// In elements, from the start of the bucket.
     pub(crate) offset: usize,
     pub(crate) len: usize,
+}
+
+impl BucketLayout {
+    fn byte_len(&self) -> usize {
+        self.len * self.dtype.size()
+    }
 }
 
 impl Layout {
@@ -55,7 +68,15 @@ impl Layout {
                 sparse: first.sparse,
             });
         }
-        Self { buckets, places }
+        let bytes: usize = buckets.iter().map(BucketLayout::byte_len).sum();
+        Self {
+            buckets,
+            places,
+            stores: match bytes >= PAST_CACHE_BYTES {
+                true => Stores::PastCache,
+                false => Stores::Ordinary,
+            },
+        }
     }
 
     /// The parameters of each bucket.

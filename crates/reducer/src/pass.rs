@@ -323,6 +323,7 @@ impl Running {
                 // Applied by the reduction.
                 _ => 1.0,
             },
+            stores: self.layout.stores,
         };
         let full = {
             let mut filling = self.buckets[place.bucket].lock();

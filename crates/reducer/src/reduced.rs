@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use phalanx_pg::{DType, Element, Frozen, Sparse};
+use bytemuck::{cast_slice, cast_slice_mut};
+use phalanx_pg::{DType, Element, Frozen, Sparse, Stores, copy_lines};
 
 use crate::layout::Layout;
 use crate::params::Slot;
@@ -66,6 +67,7 @@ impl Reduced {
                 memory: memory.clone(),
                 offset: place.offset,
                 len: place.len,
+                stores: self.layout.stores,
             })),
             Landed::Sparse(sparse) => Some(Grad::Sparse(Arc::clone(sparse))),
             Landed::Skipped => None,
@@ -88,6 +90,7 @@ pub struct GradRef {
     /// In elements.
     offset: usize,
     len: usize,
+    stores: Stores,
 }
 
 impl GradRef {
@@ -97,6 +100,7 @@ impl GradRef {
             memory,
             offset: 0,
             len,
+            stores: Stores::Ordinary,
         }
     }
 
@@ -125,6 +129,21 @@ impl GradRef {
     pub fn as_slice<T: Element>(&self) -> phalanx_pg::Result<&[T]> {
         let all = self.memory.as_slice()?;
         Ok(&all[self.offset..self.offset + self.len])
+    }
+
+    /// Copies the elements, if they are in host memory and of this type, into memory of the front
+    /// end's: past the cache where all gradients together are larger than that.
+    ///
+    /// # Panics
+    ///
+    /// If there is another number of elements.
+    pub fn copy_to<T: Element>(&self, to: &mut [T]) -> phalanx_pg::Result<()> {
+        copy_lines(
+            self.stores,
+            cast_slice_mut(to),
+            cast_slice(self.as_slice::<T>()?),
+        );
+        Ok(())
     }
 
     /// The elements' bytes, if they are in host memory.

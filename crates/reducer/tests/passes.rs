@@ -31,6 +31,22 @@ fn gradients_are_averaged_to_the_bit_on_all_ranks() {
 }
 
 #[test]
+fn gradients_larger_than_a_cache_are_averaged_and_copied_out_to_the_bit() {
+    const LENS: [usize; 3] = [5, 9 << 20, 1001];
+    ranks(2, |rank, group| {
+        let reducer = reducer(&LENS, group, ReducerConfig::default());
+        for n in 0..2 {
+            let reduced = step(&reducer, rank, n, &[2, 1, 0]);
+            for (slot, &len) in LENS.iter().enumerate() {
+                let mut copy = vec![0.0f32; len];
+                reduced.dense(slot).unwrap().copy_to(&mut copy).unwrap();
+                assert!(copy == average(2, slot, len, n), "slot {slot}");
+            }
+        }
+    });
+}
+
+#[test]
 fn ranks_may_compute_gradients_in_different_orders() {
     ranks(3, |rank, group| {
         let reducer = reducer(&LENS, group, small_caps(1));

@@ -54,6 +54,9 @@ struct Figures {
     ddp_ms: f64,
     floor_ms: f64,
     verified: bool,
+    /// Growth of the memory in use, from a tenth of the rounds to the end.
+    #[serde(default)]
+    grown_kib: i64,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -94,6 +97,7 @@ fn measure(args: &Args) -> Result<Figures, Failure> {
         .collect::<Result<_, _>>()?;
     Ok(Figures {
         verified: figures.iter().all(|figures| figures.verified),
+        grown_kib: figures.iter().map(|f| f.grown_kib).max().unwrap_or(0),
         ..figures[0]
     })
 }
@@ -117,6 +121,7 @@ fn report(args: &Args, ours: &[Figures], theirs: &[Figures]) {
         "sync_ms": sync_ms,
         "floor_ms": floor_ms,
         "sync_over_floor": sync_ms / floor_ms,
+        "grown_kib": ours.iter().map(|figures| figures.grown_kib).max(),
         "verified": ours.iter().all(|figures| figures.verified),
     });
     if !theirs.is_empty() {

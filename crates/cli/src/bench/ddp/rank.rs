@@ -23,7 +23,12 @@ pub(super) fn run(args: &Args) -> Result<Figures, Failure> {
         bench.with_sync(n)?;
     }
     let (mut local, mut ddp, mut floor) = (Vec::new(), Vec::new(), Vec::new());
+    let mut early = resident_kib()?;
     for n in 0..args.rounds {
+        // Not before everything has been used once.
+        if n == (args.rounds / 10).max(1) {
+            early = resident_kib()?;
+        }
         let n = n + WARM_UP;
         local.push(bench.alone(n)?);
         ddp.push(bench.with_sync(n)?);
@@ -34,6 +39,7 @@ pub(super) fn run(args: &Args) -> Result<Figures, Failure> {
         ddp_ms: median(&ddp),
         floor_ms: median(&floor),
         verified: bench.wrong == 0,
+        grown_kib: resident_kib()? - early,
     };
     group.shutdown()?;
     Ok(figures)
@@ -45,6 +51,9 @@ struct Bench {
     lens: Vec<usize>,
     /// Gradients in memory of their own, unless views are asked for.
     copies: Option<Vec<Vec<f32>>>,
+    /// The floor's gradients. Kept, for freeing them gives pages back to the system that the next
+    /// backward would have to ask for again: only that one, not the one it is compared with.
+    bare_grads: Vec<Vec<f32>>,
     /// The floor's one bucket.
     bare: Option<Buffer>,
     /// Averages that were not what they should be.
@@ -59,12 +68,13 @@ impl Bench {
         verify(&*group, &params, &[])?;
         let reducer = Reducer::new(params, Arc::clone(&group), ReducerConfig::default())?;
         let bare = group.allocate(Device::Cpu, DType::F32, lens.iter().sum())?;
-        let copies = (!args.view).then(|| lens.iter().map(|&len| vec![0.0; len]).collect());
+        let all = || lens.iter().map(|&len| vec![0.0; len]).collect();
         Ok(Self {
             group,
             reducer,
+            copies: (!args.view).then(all),
+            bare_grads: all(),
             lens,
-            copies,
             bare: Some(bare),
             wrong: 0,
         })
@@ -96,7 +106,7 @@ impl Bench {
         if let Some(copies) = &mut self.copies {
             for (slot, copy) in copies.iter_mut().enumerate() {
                 let view = reduced.dense(slot).ok_or("a gradient is missing")?;
-                copy.copy_from_slice(view.as_slice()?);
+                view.copy_to(copy)?;
             }
         }
         let took = ms(start);
@@ -107,14 +117,15 @@ impl Bench {
     /// What cannot be avoided: one scaled copy of all gradients and one all-reduce.
     fn floor(&mut self, n: usize) -> Result<f64, Failure> {
         let mut bare = self.bare.take().ok_or("the floor's memory is lost")?;
-        let grads: Vec<Vec<f32>> = (0..self.lens.len())
-            .map(|slot| self.gradient(slot, n))
-            .collect();
+        let rank = self.group.rank();
+        for (slot, grad) in self.bare_grads.iter_mut().enumerate() {
+            grad.fill(value(rank, slot, n));
+        }
         let share = 1.0 / self.group.size() as f32;
         self.group.barrier()?;
         let start = Instant::now();
         let mut to = bare.as_mut_slice::<f32>()?;
-        for grad in &grads {
+        for grad in &self.bare_grads {
             let (here, rest) = to.split_at_mut(grad.len());
             let pairs = here.iter_mut().zip(grad);
             pairs.for_each(|(to, value)| *to = value * share);
@@ -151,4 +162,12 @@ fn value(rank: usize, slot: Slot, n: usize) -> f32 {
 
 fn ms(start: Instant) -> f64 {
     start.elapsed().as_secs_f64() * 1e3
+}
+
+/// Memory in use by this process.
+fn resident_kib() -> Result<i64, Failure> {
+    let text = std::fs::read_to_string("/proc/self/status")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
+    Ok(kib.ok_or("the system does not tell VmRSS")?.parse()?)
 }
