@@ -40,6 +40,19 @@ const NAP: Duration = Duration::from_micros(100);
 /// Between the polls of an operation that its caller has given up.
 const WITHOUT_CALLER: Duration = Duration::from_millis(1);
 
+/// The groups of this process, for its end.
+static GROUPS: Mutex<Vec<Weak<Member>>> = Mutex::new(Vec::new());
+
+/// Tells the members of all groups that are in use that this process has ended.
+pub(crate) fn leave_all() {
+    let groups = GROUPS.lock().clone();
+    for group in groups.iter().filter_map(Weak::upgrade) {
+        if group.is_in_use() {
+            group.leave("ended its process without a shutdown");
+        }
+    }
+}
+
 pub(crate) struct Member {
     place: Place,
     members: Vec<usize>,
@@ -138,8 +151,19 @@ impl Member {
         }))
     }
 
-    pub(crate) fn attach(&self, lane: &Arc<Lane>) {
+    /// The lane is there: from now on the group is in use.
+    pub(crate) fn attach(self: &Arc<Self>, lane: &Arc<Lane>) {
         let _ = self.lane.set(Arc::downgrade(lane));
+        let mut groups = GROUPS.lock();
+        groups.retain(|group| group.strong_count() > 0);
+        groups.push(Arc::downgrade(self));
+    }
+
+    /// Neither broken, nor dropped, nor shut down.
+    fn is_in_use(&self) -> bool {
+        let lane = self.lane.get().and_then(Weak::upgrade);
+        let usable = lane.is_some_and(|lane| lane.check_usable().is_ok());
+        usable && !self.state.lock().quiet
     }
 
     pub(crate) fn rank(&self) -> usize {

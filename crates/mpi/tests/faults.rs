@@ -68,6 +68,9 @@ fn a_rank_that_gives_up_leaves_nobody_behind_in_mpi() {
 /// Long enough for ranks that are there.
 const SHORT: Duration = Duration::from_secs(3);
 
+/// For what nobody answers.
+const IN_VAIN: Duration = Duration::from_secs(15);
+
 #[test]
 fn a_rank_that_is_late_to_form_a_group_is_named_and_nobody_waits_for_ever() {
     mpirun(3).run(|ctx| {
@@ -144,6 +147,37 @@ fn a_process_that_ends_with_a_thread_inside_mpi_ends_the_job() {
             panic!("nobody should come here");
         },
         |outcome| assert_eq!(outcome.rank(1).end, End::Lost, "{}", outcome.report()),
+    );
+}
+
+#[test]
+fn a_process_that_exits_with_a_group_in_use_is_named_to_the_others() {
+    mpirun(3).check(
+        |ctx| {
+            let world = MpiGroup::world(IN_VAIN).unwrap();
+            let part = world.new_group(&[0, 1, 2], "part").unwrap().unwrap();
+            let ours = || Buffer::from_vec(vec![1i64; 100]);
+            if ctx.rank() == 1 {
+                let _open = world.allreduce(ours(), ReduceOp::Sum).unwrap();
+                std::process::exit(0);
+            }
+            let waits = part.recv(ours(), 1, 3).unwrap();
+            let sum = world.allreduce(ours(), ReduceOp::Sum).unwrap().wait();
+            // It may have had its part in the sum.
+            let ended = sum.and_then(|_| world.barrier());
+            for err in [ended, waits.wait().map(drop)] {
+                let err = err.expect_err("rank 1 has ended");
+                let seen = (err.kind(), err.peer());
+                assert_eq!(seen, (ErrorKind::Aborted, Some(1)), "{err}");
+                assert!(err.to_string().contains("ended its process"), "{err}");
+            }
+        },
+        |outcome| {
+            for rank in [0, 2] {
+                let end = &outcome.rank(rank).end;
+                assert_eq!(*end, End::Finished, "{}", outcome.report());
+            }
+        },
     );
 }
 
