@@ -11,7 +11,7 @@ use phalanx_pg::{
 use crate::comm::{Comm, MAX_COUNT};
 use crate::flight::{Flight, Source};
 use crate::hello::MAX_INLINE;
-use crate::member::{EXCHANGE, Member};
+use crate::member::{EXCHANGE, Member, Needs};
 
 /// One collective in its turn.
 pub(crate) struct Round<'a> {
@@ -287,7 +287,7 @@ impl Round<'_> {
             Error::new(ErrorKind::Timeout, what)
         };
         self.member
-            .poll(self.seq, self.deadline, flight, Flight::test, late)
+            .poll(Needs::All(self.seq), self.deadline, flight, Flight::test, late)
     }
 }
 

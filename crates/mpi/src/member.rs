@@ -82,6 +82,15 @@ struct State {
     said: Vec<Flight<Vec<u8>>>,
 }
 
+/// Whom something that waits needs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Needs<'a> {
+    /// All ranks, up to this collective.
+    All(u64),
+    /// These ranks, for something outside the order of collectives.
+    Only(&'a [usize]),
+}
+
 /// A pause between polls that grows.
 #[derive(Debug)]
 pub(crate) struct Pace {
@@ -218,8 +227,8 @@ impl Member {
         }
     }
 
-    /// Whether collective `seq` can still come to something; takes in what the others say.
-    pub(crate) fn look_around(&self, seq: u64) -> Result<()> {
+    /// Whether what waits can still come to something; takes in what the others say.
+    pub(crate) fn look_around(&self, needs: Needs<'_>) -> Result<()> {
         if self.broken.load(Ordering::Acquire) {
             return Err(Error::new(ErrorKind::Aborted, "interrupted"));
         }
@@ -237,7 +246,7 @@ impl Member {
             }
         }
         let mut state = self.state.lock();
-        match state.leaver(seq) {
+        match state.leaver(needs) {
             Some(err) => {
                 // Everybody has been told already.
                 state.quiet = true;
@@ -251,7 +260,7 @@ impl Member {
     /// polled, and what `late` makes its error of.
     pub(crate) fn poll<T>(
         &self,
-        seq: u64,
+        needs: Needs<'_>,
         deadline: Instant,
         on: &mut T,
         test: impl Fn(&mut T) -> Result<bool>,
@@ -263,7 +272,7 @@ impl Member {
                 return Ok(());
             }
             if pace.step() {
-                self.look_around(seq)?;
+                self.look_around(needs)?;
                 if Instant::now() >= deadline {
                     return Err(late(on));
                 }
@@ -274,7 +283,7 @@ impl Member {
     /// Waits until all have said hello.
     fn wait_for(&self, hello: &mut Hello, seq: u64, deadline: Instant) -> Result<()> {
         let late = |hello: &Hello| self.late(hello.awaited());
-        self.poll(seq, deadline, hello, Hello::advance, late)
+        self.poll(Needs::All(seq), deadline, hello, Hello::advance, late)
     }
 
     fn late(&self, awaited: usize) -> Error {
@@ -397,11 +406,17 @@ impl Member {
 }
 
 impl State {
-    /// Why collective `seq` cannot be, if a rank has left before it.
-    fn leaver(&self, seq: u64) -> Option<Error> {
-        let mut left = self.left.iter().flatten();
-        left.find(|(count, _)| *count <= seq)
-            .map(|(_, err)| err.clone())
+    /// Why something cannot be, if a rank that it needs has left before it.
+    fn leaver(&self, needs: Needs<'_>) -> Option<Error> {
+        let mut left = (0..).zip(&self.left).filter_map(|(rank, left)| {
+            let (count, err) = left.as_ref()?;
+            Some((rank, *count, err))
+        });
+        let needed = left.find(|(rank, count, _)| match needs {
+            Needs::All(seq) => *count <= seq,
+            Needs::Only(ranks) => ranks.contains(rank),
+        });
+        needed.map(|(_, _, err)| err.clone())
     }
 }
 

@@ -182,6 +182,28 @@ fn a_process_that_exits_with_a_group_in_use_is_named_to_the_others() {
 }
 
 #[test]
+fn only_a_member_that_drops_the_whole_keeps_a_group_from_being_formed() {
+    mpirun(3).run(|ctx| {
+        let world = connect(ctx);
+        if ctx.rank() == 2 {
+            assert!(world.new_group(&[0, 1], "part").unwrap().is_none());
+            drop(world);
+            ctx.store().set("dropped", b"").unwrap();
+            return;
+        }
+        ctx.store().wait(&["dropped"]).unwrap();
+        let part = world.new_group(&[0, 1], "part").unwrap().unwrap();
+        part.barrier().unwrap();
+        let err = world
+            .new_group(&[0, 1, 2], "all")
+            .expect_err("rank 2 is not there");
+        let seen = (err.kind(), err.peer());
+        assert_eq!(seen, (ErrorKind::Aborted, Some(2)), "{err}");
+        part.shutdown().unwrap();
+    });
+}
+
+#[test]
 fn an_abort_wakes_what_is_blocked_here_and_elsewhere() {
     mpirun(3).run(|ctx| {
         wake_by_abort(&connect(ctx), &*ctx.store());
