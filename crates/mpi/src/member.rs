@@ -1,7 +1,6 @@
 //! One rank of one group: what it runs, what it is told, and how it ends.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -63,7 +62,8 @@ pub(crate) struct Member {
     control: Arc<Comm>,
     lane: OnceLock<Weak<Lane>>,
     state: Mutex<State>,
-    broken: AtomicBool,
+    /// What broke the group. Messages may outlive its lane.
+    cause: OnceLock<Error>,
     issued: PointToPoint,
     messages: Messages,
     forming: Forming,
@@ -156,7 +156,7 @@ impl Member {
                 room: Vec::new(),
                 said: Vec::new(),
             }),
-            broken: AtomicBool::new(false),
+            cause: OnceLock::new(),
         }))
     }
 
@@ -218,7 +218,8 @@ impl Member {
 
     pub(crate) fn broken(&self) -> Option<Error> {
         let lane = self.lane.get().and_then(Weak::upgrade);
-        lane.and_then(|lane| lane.broken())
+        let cause = lane.and_then(|lane| lane.broken());
+        cause.or_else(|| self.cause.get().cloned())
     }
 
     pub(crate) fn fail(&self, cause: Error) {
@@ -229,7 +230,7 @@ impl Member {
 
     /// Whether what waits can still come to something; takes in what the others say.
     pub(crate) fn look_around(&self, needs: Needs<'_>) -> Result<()> {
-        if self.broken.load(Ordering::Acquire) {
+        if self.cause.get().is_some() {
             return Err(Error::new(ErrorKind::Aborted, "interrupted"));
         }
         while let Some((from, bytes)) = take(&self.control, WORDS)? {
@@ -434,7 +435,7 @@ impl Engine for Member {
     }
 
     fn interrupt(&self, cause: &Error) {
-        self.broken.store(true, Ordering::Release);
+        let _ = self.cause.set(cause.clone());
         if !self.state.lock().quiet {
             let notice = Notice::of(cause, self.rank());
             self.tell_all(&Word::Broken(notice));

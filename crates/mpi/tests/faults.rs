@@ -204,6 +204,33 @@ fn only_a_member_that_drops_the_whole_keeps_a_group_from_being_formed() {
 }
 
 #[test]
+fn a_drop_ends_what_this_rank_still_waits_for() {
+    mpirun(2).run(|ctx| {
+        let group = MpiGroup::world(IN_VAIN).unwrap();
+        if ctx.rank() == 1 {
+            ctx.store().wait(&["over"]).unwrap();
+            return;
+        }
+        let room = || Buffer::zeroed(DType::F32, 4);
+        let from_one = group.recv(room(), 1, 7).unwrap();
+        let from_any = group.recv_any(room(), 8).unwrap();
+        let sent = group.send(Buffer::zeroed(DType::F32, LEN).freeze(), 1, 9);
+        drop(group);
+        let ended = [
+            from_one.wait().map(drop),
+            from_any.wait().map(drop),
+            sent.unwrap().wait().map(drop),
+        ];
+        for err in ended {
+            let err = err.expect_err("nobody answers");
+            assert_eq!(err.kind(), ErrorKind::Aborted, "{err:?}");
+            assert!(err.to_string().contains("the group was dropped"), "{err}");
+        }
+        ctx.store().set("over", b"").unwrap();
+    });
+}
+
+#[test]
 fn an_abort_wakes_what_is_blocked_here_and_elsewhere() {
     mpirun(3).run(|ctx| {
         wake_by_abort(&connect(ctx), &*ctx.store());
