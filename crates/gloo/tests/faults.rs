@@ -203,6 +203,36 @@ fn a_collective_that_runs_out_of_time_names_those_who_did_not_come() {
 }
 
 #[test]
+fn ranks_that_call_different_things_are_not_said_to_be_late() {
+    World::new(3).deadline(DEADLINE).run(|ctx| {
+        let group = connect(ctx);
+        group.barrier().unwrap();
+        let options = CallOptions::blocking().with_timeout(Duration::from_secs(1));
+        let group = group.with(options);
+        let ended = match ctx.rank() {
+            0 => group.barrier(),
+            _ => {
+                let sum = group.allreduce(Buffer::zeroed(DType::F32, LEN), ReduceOp::Sum);
+                sum.and_then(|work| work.wait()).map(drop)
+            }
+        };
+        let err = ended.expect_err("they do not meet");
+        // Others may still ask this rank.
+        let own = format!("over/{}", ctx.rank());
+        ctx.store().set(&own, b"").unwrap();
+        ctx.store().wait(&["over/0", "over/1", "over/2"]).unwrap();
+        assert_eq!(err.kind(), ErrorKind::Timeout, "{err:?}");
+        let text = err.to_string();
+        assert!(
+            text.contains("all ranks came, but the data did not"),
+            "{text}"
+        );
+        assert!(text.contains("PHALANX_DEBUG=detail"), "{text}");
+        assert!(!text.contains("not all ranks came"), "{text}");
+    });
+}
+
+#[test]
 fn an_operation_that_takes_too_long_breaks_the_group_for_everybody() {
     World::new(3).deadline(DEADLINE).run(|ctx| {
         break_by_timeout(&connect(ctx), &*ctx.store());
