@@ -233,6 +233,27 @@ fn ranks_that_call_different_things_are_not_said_to_be_late() {
 }
 
 #[test]
+fn a_process_that_has_dropped_the_whole_is_not_said_to_have_ended() {
+    World::new(3).deadline(DEADLINE).run(|ctx| {
+        let world = connect(ctx);
+        if ctx.rank() == 1 {
+            drop(world);
+            ctx.store().wait(&["over/0", "over/2"]).unwrap();
+            return;
+        }
+        let err = world
+            .new_group(&[0, 1, 2], "all")
+            .expect_err("rank 1 is not there");
+        let seen = (err.kind(), err.peer());
+        assert_eq!(seen, (ErrorKind::Aborted, Some(1)), "{err}");
+        assert!(err.to_string().contains("rank 1 has dropped"), "{err}");
+        ctx.store()
+            .set(&format!("over/{}", ctx.rank()), b"")
+            .unwrap();
+    });
+}
+
+#[test]
 fn an_operation_that_takes_too_long_breaks_the_group_for_everybody() {
     World::new(3).deadline(DEADLINE).run(|ctx| {
         break_by_timeout(&connect(ctx), &*ctx.store());
