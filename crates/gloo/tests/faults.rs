@@ -134,6 +134,37 @@ fn a_message_of_no_elements_may_come_from_anybody() {
 }
 
 #[test]
+fn messages_of_too_many_tags_are_refused_before_any_is_lost() {
+    World::new(2).deadline(DEADLINE).run(|ctx| {
+        let group = connect(ctx);
+        let value = |tag: u32| f64::from(tag);
+        if ctx.rank() == 1 {
+            ctx.store().wait(&["refused"]).unwrap();
+            for tag in 0..1024 {
+                let data = Buffer::from_vec(vec![value(tag)]).freeze();
+                group.send(data, 0, tag).unwrap().wait().unwrap();
+            }
+            group.shutdown().unwrap();
+            return;
+        }
+        let recv = |tag| group.recv(Buffer::zeroed(DType::F64, 1), 1, tag);
+        let open: Vec<_> = (0..1024).map(|tag| recv(tag).unwrap()).collect();
+        let err = recv(1024).expect_err("it would need one more queue");
+        assert_eq!(err.kind(), ErrorKind::QueueFull, "{err:?}");
+        let told = "1024 queues, one for each peer and tag";
+        assert!(err.to_string().contains(told), "{err}");
+        ctx.store().set("refused", b"").unwrap();
+        for (tag, work) in (0..).zip(open) {
+            assert_eq!(
+                work.wait().unwrap().as_slice::<f64>().unwrap(),
+                [value(tag)]
+            );
+        }
+        group.shutdown().unwrap();
+    });
+}
+
+#[test]
 fn what_a_rank_has_sent_comes_also_if_it_drops_the_group_at_once() {
     World::new(3).deadline(DEADLINE).run(|ctx| {
         let group = connect(ctx);
