@@ -286,8 +286,13 @@ impl Round<'_> {
             let what = "not all ranks have given their part in time";
             Error::new(ErrorKind::Timeout, what)
         };
-        self.member
-            .poll(Needs::All(self.seq), self.deadline, flight, Flight::test, late)
+        self.member.poll(
+            Needs::All(self.seq),
+            self.deadline,
+            flight,
+            Flight::test,
+            late,
+        )
     }
 }
 

@@ -110,7 +110,9 @@ impl Member {
         let parent = Arc::clone(self);
         let members = plan.ranks.clone();
         let make = move || parent.make(&plan);
-        let made = apart(make, deadline, &late, || self.look_around(Needs::Only(&members)));
+        let made = apart(make, deadline, &late, || {
+            self.look_around(Needs::Only(&members))
+        });
         if let Err(err) = &made
             && err.kind() == ErrorKind::Timeout
         {
