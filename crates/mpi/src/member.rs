@@ -1,5 +1,6 @@
 //! One rank of one group: what it runs, what it is told, and how it ends.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -69,7 +70,11 @@ pub(crate) struct Member {
     forming: Forming,
 }
 
-struct State {
+pub(crate) struct State {
+    /// Collectives that this rank has come to.
+    pub(crate) begun: u64,
+    /// Whether a rank has come to a collective, where it was asked.
+    pub(crate) answers: HashMap<(u64, usize), bool>,
     /// Collectives that are finished here.
     finished: u64,
     /// From which collective on a rank takes no part, and why.
@@ -150,6 +155,8 @@ impl Member {
             control: Arc::new(control),
             lane: OnceLock::new(),
             state: Mutex::new(State {
+                begun: 0,
+                answers: HashMap::new(),
                 finished: 0,
                 left: vec![None; size],
                 quiet: false,
@@ -203,6 +210,10 @@ impl Member {
         &self.control
     }
 
+    pub(crate) fn state(&self) -> &Mutex<State> {
+        &self.state
+    }
+
     pub(crate) fn messages(&self) -> &Messages {
         &self.messages
     }
@@ -243,7 +254,8 @@ impl Member {
                 Some(Word::Left(count, notice)) => {
                     self.state.lock().left[from] = Some((count, notice.to_error()));
                 }
-                Some(Word::Past) | None => {}
+                Some(Word::Past) => {}
+                None => self.hear_roll(from, &bytes),
             }
         }
         let mut state = self.state.lock();
@@ -283,18 +295,8 @@ impl Member {
 
     /// Waits until all have said hello.
     fn wait_for(&self, hello: &mut Hello, seq: u64, deadline: Instant) -> Result<()> {
-        let late = |hello: &Hello| self.late(hello.awaited());
+        let late = |hello: &Hello| self.blame(hello, seq);
         self.poll(Needs::All(seq), deadline, hello, Hello::advance, late)
-    }
-
-    fn late(&self, awaited: usize) -> Error {
-        let others = "which did not come in time, or waits for one that did not";
-        let what = format!("waiting for rank {awaited}, {others}");
-        let err = Error::new(ErrorKind::Timeout, what);
-        match self.size() {
-            2 => err.from_peer(awaited),
-            _ => err,
-        }
     }
 
     /// Sends a few bytes, without waiting until they have come.
@@ -423,6 +425,7 @@ impl State {
 
 impl Engine for Member {
     fn run(&self, call: Call, turn: &Turn) -> Result<Done> {
+        self.state.lock().begun = turn.seq + 1;
         let result = match call {
             Call::Batch(_) => self.run_batch(call, turn),
             call => self.run_one(call, turn),

@@ -24,6 +24,30 @@ fn an_operation_that_takes_too_long_breaks_the_group_for_everybody() {
 }
 
 #[test]
+fn a_collective_that_runs_out_of_time_names_those_who_did_not_come() {
+    mpirun(5).run(|ctx| {
+        let group = connect(ctx);
+        group.barrier().unwrap();
+        let late = ["late/0", "late/2", "late/4"];
+        if [1, 3].contains(&ctx.rank()) {
+            ctx.store().wait(&late).unwrap();
+            return;
+        }
+        let options = CallOptions::blocking().with_timeout(Duration::from_secs(1));
+        let sum = group
+            .with(options)
+            .allreduce(Buffer::zeroed(DType::F32, LEN), ReduceOp::Sum);
+        let err = sum.and_then(|work| work.wait()).expect_err("two are late");
+        let seen = (err.kind(), err.peer());
+        assert_eq!(seen, (ErrorKind::Timeout, Some(1)), "{err:?}");
+        assert!(err.to_string().contains("ranks 1, 3 did not come"), "{err}");
+        let own = format!("late/{}", ctx.rank());
+        ctx.store().set(&own, b"").unwrap();
+        ctx.store().wait(&late).unwrap();
+    });
+}
+
+#[test]
 fn a_rank_that_another_launcher_has_started_is_not_taken_for_a_world_of_one() {
     World::new(1).env("WORLD_SIZE", "2").run(|_| {
         let err = MpiGroup::world(TIMEOUT).expect_err("there are two");
