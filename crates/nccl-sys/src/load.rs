@@ -1,5 +1,6 @@
 //! Finding the library.
 
+use std::error::Error;
 use std::ffi::{OsStr, c_int};
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -55,6 +56,11 @@ pub enum LoadError {
     },
 }
 
+/// What the loader says, which is behind libloading's own words.
+pub(crate) fn reason(err: &libloading::Error) -> String {
+    err.source().map_or(err.to_string(), ToString::to_string)
+}
+
 /// 22907 as 2.29.7.
 fn dotted(version: c_int) -> String {
     format!(
@@ -93,7 +99,7 @@ impl Nccl {
         // SAFETY: loading runs the library's initialisers. It is NCCL, or what the user named in
         // its place; its initialisers do nothing that this process relies on not being done.
         let library = unsafe { Library::new(name) }.map_err(|err| LoadError::NotFound {
-            tried: vec![format!("{}: {err}", name.display())],
+            tried: vec![format!("{}: {}", name.display(), reason(&err))],
         })?;
         let mut nccl = Self::bind(library, name.into())?;
         let mut version = 0;
@@ -118,6 +124,7 @@ mod tests {
         let err = Nccl::open_first(&names).unwrap_err();
         let text = err.to_string();
         assert!(names.iter().all(|name| text.contains(name)), "{text}");
+        assert!(text.contains("No such file"), "{text}");
         assert!(
             text.contains("LD_LIBRARY_PATH") && text.contains(LIBRARY_VAR),
             "{text}"

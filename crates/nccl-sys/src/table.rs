@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use libloading::Library;
 
-use crate::load::LoadError;
+use crate::load::{LoadError, reason};
 use crate::types::*;
 
 /// A function's type as it is written here, to be compared with a header.
@@ -59,7 +59,7 @@ macro_rules! table {
                             return Err(LoadError::Lacks {
                                 path,
                                 function: stringify!($r),
-                                reason: err.to_string(),
+                                reason: reason(&err),
                             });
                         }
                     };

@@ -11,9 +11,7 @@ use crate::comm::{self, Comm, Patience, Start};
 use crate::driver::{Device, Event, Stream};
 use crate::op::Op;
 use crate::step::Step;
-
-/// How long an abort waits for a call that is in progress before it goes ahead.
-const POLITENESS: Duration = Duration::from_millis(500);
+use crate::turn::take_turn;
 
 /// How long memory is kept for a device that does not let go of it, before it is given up.
 pub(crate) const DRAIN: Duration = Duration::from_secs(10);
@@ -42,29 +40,36 @@ impl Line {
 /// One communicator: of all ranks, or for messages in one direction. Each has a stream of its own,
 /// so that what waits for a peer holds up nothing else, not even an answer to it.
 ///
-/// The communicator is made in a thread of its own when it is first needed; operations queue up
-/// meanwhile. From then on callers issue operations themselves.
+/// The communicator is made in a thread of its own when it is first needed. Operations are issued
+/// by whoever has the turn: that thread, then callers. What is submitted meanwhile queues up, and
+/// whoever has the turn issues it too before giving it back: the library may take its time, and
+/// only one has to wait for it.
 #[derive(Debug)]
 pub(crate) struct Channel {
     pub(crate) line: Line,
     device: Arc<Device>,
     stream: Stream,
     comm: OnceLock<Comm>,
+    /// Held while a thread calls the library: calls on a communicator are for one at a time.
+    calls: Mutex<()>,
+    /// Never held while the library is called, so that operations can be failed whatever it does.
     inner: Mutex<Inner>,
-    /// What a thread is about to put on the stream, for when it does not come back.
-    issuing: Mutex<Option<Arc<Op>>>,
 }
 
 #[derive(Debug)]
 struct Inner {
-    /// Until the communicator is there.
+    /// Somebody has the turn.
+    busy: bool,
+    /// For whoever has the turn.
     queue: VecDeque<Job>,
-    /// On the stream, with the part that each is.
+    /// On the stream, with the part that each is; the last one may be on its way there.
     flying: VecDeque<(Arc<Op>, usize)>,
-    /// A thread makes the communicator.
-    connecting: bool,
+    /// Since when the last one is on its way.
+    issuing: Option<Instant>,
     /// When the last operation ended: the next one's time begins then.
     last_end: Instant,
+    /// The group is broken: nothing may be added.
+    doomed: bool,
     /// Memory of failed operations.
     buried: Vec<Call>,
 }
@@ -88,6 +93,9 @@ pub(crate) enum Finding {
     Failed(Error),
 }
 
+/// Whether something that began then, and may take so long, is still to be waited for.
+pub(crate) type Patient<'a> = &'a dyn Fn(Instant, Duration) -> Result<()>;
+
 impl Channel {
     pub(crate) fn new(line: Line, device: &Arc<Device>, high_priority: bool) -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
@@ -95,45 +103,62 @@ impl Channel {
             device: Arc::clone(device),
             stream: Stream::new(device, high_priority)?,
             comm: OnceLock::new(),
+            calls: Mutex::new(()),
             inner: Mutex::new(Inner {
+                busy: false,
                 queue: VecDeque::new(),
                 flying: VecDeque::new(),
-                connecting: false,
+                issuing: None,
                 last_end: Instant::now(),
+                doomed: false,
                 buried: Vec::new(),
             }),
-            issuing: Mutex::new(None),
         }))
     }
 
-    /// Claims to make the communicator although nothing is queued.
+    /// Takes the turn to make the communicator although nothing is queued.
     pub(crate) fn claim(&self) -> bool {
-        !std::mem::replace(&mut self.inner.lock().connecting, true)
+        !std::mem::replace(&mut self.inner.lock().busy, true)
     }
 
     pub(crate) fn is_connected(&self) -> bool {
         self.comm.get().is_some()
     }
 
-    /// The communicator is there: puts on the stream what has queued up.
-    pub(crate) fn connected(&self, comm: Comm, patience: Patience<'_>) -> Result<()> {
-        let mut inner = self.inner.lock();
-        let comm = self.comm.get_or_init(|| comm);
-        while let Some(job) = inner.queue.pop_front() {
-            let launch = Launch {
-                channel: self,
-                comm,
-                inner: &mut inner,
-                job,
-            };
-            issue(vec![launch], patience)?;
+    /// The communicator is there: whoever has made it puts on the stream what has queued up.
+    pub(crate) fn connected(&self, comm: Comm, patient: Patient<'_>) -> Result<()> {
+        let inner = self.inner.lock();
+        if inner.doomed {
+            drop(inner);
+            return Err(doomed());
         }
-        Ok(())
+        // Before the group can be doomed, so that an abort finds it.
+        let comm = self.comm.get_or_init(|| comm);
+        drop(inner);
+        self.drain(comm, patient)
+    }
+
+    /// Issues what has queued up, then gives the turn back.
+    fn drain(&self, comm: &Comm, patient: Patient<'_>) -> Result<()> {
+        loop {
+            let mut inner = self.inner.lock();
+            let Some(job) = inner.queue.pop_front() else {
+                inner.busy = false;
+                return Ok(());
+            };
+            inner.take_off(&job);
+            drop(inner);
+            let channel = self;
+            let launch = [Launch { channel, comm, job }];
+            if issue(&launch, patient)?.is_empty() {
+                return Ok(());
+            }
+        }
     }
 
     /// A communicator of the same ranks, made from this one together with them.
     pub(crate) fn split(&self, rank: usize, patience: Patience<'_>) -> Result<Comm> {
-        let _calls = self.inner.lock();
+        let _calls = self.calls.lock();
         let comm = self.comm.get();
         let comm = comm.ok_or_else(|| Error::invalid("there is no communicator to split"))?;
         comm.split(rank, patience)
@@ -141,11 +166,7 @@ impl Channel {
 
     /// Lets operations end that have, and finds what went wrong. The number of those left.
     pub(crate) fn look(&self) -> (usize, Option<Finding>) {
-        let Some(mut inner) = self.inner.try_lock() else {
-            let stuck = self.issuing.lock().clone();
-            let late = stuck.filter(|op| op.enqueued.elapsed() > op.timeout);
-            return (1, late.map(Finding::Late));
-        };
+        let mut inner = self.inner.lock();
         let mut over = Vec::new();
         while let Some((op, part)) = inner.flying.front() {
             match op.is_over(*part) {
@@ -154,15 +175,28 @@ impl Channel {
                     over.extend(inner.flying.pop_front());
                     inner.last_end = Instant::now();
                 }
-                Err(err) => return (1, Some(Finding::Failed(err))),
+                Err(err) => {
+                    let err = err.at(op.place_now());
+                    return (1, Some(Finding::Failed(err)));
+                }
             }
         }
         let left = inner.flying.len() + inner.queue.len();
-        let finding = inner.finding(self.comm.get());
+        let first = inner.flying.front().map(|(op, _)| Arc::clone(op));
+        let late = inner.late().map(Finding::Late);
         drop(inner);
         // Freeing memory runs others' code.
         over.iter().for_each(|(op, _)| op.release());
-        (left, finding)
+        let failed = first.and_then(|op| self.failure(&op));
+        (left, failed.or(late))
+    }
+
+    /// What the library reports by itself while `op` is the first on the stream. A thread that is
+    /// calling it asks for itself.
+    fn failure(&self, op: &Op) -> Option<Finding> {
+        let _calls = self.calls.try_lock()?;
+        let err = self.comm.get()?.broken()?;
+        Some(Finding::Failed(err.at(op.place_now())))
     }
 
     /// Number of operations that have not ended.
@@ -173,40 +207,47 @@ impl Channel {
 
     /// The first operation that has not ended.
     pub(crate) fn first(&self) -> Option<Arc<Op>> {
-        self.inner.try_lock()?.first().cloned()
+        self.inner.lock().first().cloned()
     }
 
-    /// Fails everything and aborts the communicator. Never waits for a call that does not come
-    /// back: the abort ends it.
-    pub(crate) fn abort(&self, error: &dyn Fn(&Op) -> Error) {
-        let polite = self.inner.try_lock_for(POLITENESS);
-        let comm = self.comm.get();
-        match polite {
-            Some(mut inner) => {
-                inner.fail_all(error);
-                comm.map(Comm::abort);
-            }
-            None => {
-                comm.map(Comm::abort);
-                if let Some(mut inner) = self.inner.try_lock_for(DRAIN) {
-                    inner.fail_all(error);
-                }
-            }
+    /// Fails everything, and what is submitted from now on. Before any communicator is aborted:
+    /// an abort has the device reach the ends of operations that did not take place.
+    pub(crate) fn doom(&self, error: &dyn Fn(&Op) -> Error) {
+        let mut inner = self.inner.lock();
+        inner.doomed = true;
+        let queued: Vec<Job> = inner.queue.drain(..).collect();
+        let flying: Vec<_> = inner.flying.drain(..).collect();
+        drop(inner);
+        let flying = flying.iter().map(|(op, _)| op);
+        let all = flying.chain(queued.iter().map(|job| &job.op));
+        let memory: Vec<Call> = all.filter_map(|op| op.fail(error(op))).collect();
+        self.inner.lock().buried.extend(memory);
+    }
+
+    /// Aborts the communicator. Beside a call of another thread only if that has not come back
+    /// before the deadline: the abort ends it.
+    pub(crate) fn abort(&self, deadline: Instant) {
+        if let Some(comm) = self.comm.get() {
+            let _calls = self.calls.try_lock_until(deadline);
+            comm.abort();
         }
     }
 
     /// The memory of failed operations.
     pub(crate) fn take_buried(&self) -> Vec<Call> {
-        match self.inner.try_lock_for(POLITENESS) {
-            Some(mut inner) => std::mem::take(&mut inner.buried),
-            None => Vec::new(),
-        }
+        std::mem::take(&mut self.inner.lock().buried)
     }
 
-    /// Waits until the stream has nothing to do; whether it has come to that before the deadline.
+    /// Waits until no thread is in the library and the stream has nothing to do; whether it has
+    /// come to that before the deadline.
     pub(crate) fn drains(&self, deadline: Instant) -> bool {
-        let bound = self.device.bind();
-        let end = bound.and_then(|()| self.device.mark(self.stream.raw()));
+        let Some(_calls) = self.calls.try_lock_until(deadline) else {
+            return false;
+        };
+        let Ok(_current) = self.device.bind() else {
+            return false;
+        };
+        let end = self.device.mark(self.stream.raw());
         end.is_ok_and(|end| {
             while Instant::now() < deadline {
                 match end.is_reached() {
@@ -220,28 +261,25 @@ impl Channel {
 
     /// Begins an orderly end of the communicator, if there is one.
     pub(crate) fn begin_end(&self) -> Result<()> {
-        let _calls = self.inner.lock();
+        let _calls = self.calls.lock();
         self.comm.get().map_or(Ok(()), Comm::begin_end)
     }
 
     /// Ends it, together with the other ranks.
     pub(crate) fn end(&self, patience: Patience<'_>) -> Result<()> {
-        let _calls = self.inner.lock();
+        let _calls = self.calls.lock();
         self.comm.get().map_or(Ok(()), |comm| comm.end(patience))
     }
 }
 
 impl Inner {
-    fn finding(&self, comm: Option<&Comm>) -> Option<Finding> {
-        let op = self.first()?;
-        if !self.flying.is_empty()
-            && let Some(err) = comm.and_then(Comm::broken)
-        {
-            return Some(Finding::Failed(err));
-        }
-        let begun = op.enqueued.max(self.last_end);
-        let late = begun.elapsed() > op.timeout;
-        late.then(|| Finding::Late(Arc::clone(op)))
+    /// An operation whose time is over: the first, or the one that the library does not take.
+    fn late(&self) -> Option<Arc<Op>> {
+        let issuing = self.issuing.zip(self.flying.back().map(|(op, _)| op));
+        let first = self.first().map(|op| (op.enqueued.max(self.last_end), op));
+        let late = |(begun, op): &(Instant, &Arc<Op>)| begun.elapsed() > op.timeout;
+        let mut both = first.into_iter().chain(issuing);
+        both.find(late).map(|(_, op)| Arc::clone(op))
     }
 
     fn first(&self) -> Option<&Arc<Op>> {
@@ -249,91 +287,91 @@ impl Inner {
         flying.or(self.queue.front().map(|job| &job.op))
     }
 
-    fn fail_all(&mut self, error: &dyn Fn(&Op) -> Error) {
-        let queued = self.queue.drain(..).map(|job| job.op);
-        let all: Vec<Arc<Op>> = self
-            .flying
-            .drain(..)
-            .map(|(op, _)| op)
-            .chain(queued)
-            .collect();
-        self.buried
-            .extend(all.iter().filter_map(|op| op.fail(error(op))));
+    /// The job is on its way to the stream.
+    fn take_off(&mut self, job: &Job) {
+        self.flying.push_back((Arc::clone(&job.op), job.part));
+        self.issuing = Some(Instant::now());
     }
 }
 
-/// A job whose turn it is, with the lock of its channel.
+/// A job whose turn it is.
 struct Launch<'a> {
     channel: &'a Channel,
     comm: &'a Comm,
-    inner: &'a mut Inner,
     job: Job,
 }
 
-/// Puts each job on its channel's stream, or into the queue where there is no communicator yet.
-/// Those of a batch whose communicators are there are one group call. The channels, which come in
-/// the order of their lines, whose communicators have to be made.
+/// Puts each job on its channel's stream, or into the queue where somebody else has the turn or
+/// there is no communicator yet. Those of a batch whose turn it is are one group call. The channels,
+/// which come in the order of their lines, whose communicators the caller has to have made.
 pub(crate) fn push<'a>(
     channels: &'a [Arc<Channel>],
     jobs: Vec<Job>,
-    patience: Patience<'_>,
+    patient: Patient<'_>,
 ) -> Result<Vec<&'a Arc<Channel>>> {
+    let (mut ready, mut missing) = (Vec::new(), Vec::new());
+    // All at once, so that two batches are in the same order on all of them.
     let mut inners: Vec<_> = channels
         .iter()
         .map(|channel| channel.inner.lock())
         .collect();
-    let (mut ready, mut missing) = (Vec::new(), Vec::new());
+    if inners.iter().any(|inner| inner.doomed) {
+        return Err(doomed());
+    }
     for ((channel, inner), job) in channels.iter().zip(&mut inners).zip(jobs) {
+        let busy = std::mem::replace(&mut inner.busy, true);
         match channel.comm.get() {
-            Some(comm) if inner.queue.is_empty() => ready.push(Launch {
-                channel,
-                comm,
-                inner,
-                job,
-            }),
+            Some(comm) if !busy => {
+                inner.take_off(&job);
+                ready.push(Launch { channel, comm, job });
+            }
             _ => {
                 inner.queue.push_back(job);
-                if !std::mem::replace(&mut inner.connecting, true) {
+                if !busy {
                     missing.push(channel);
                 }
             }
         }
     }
-    issue(ready, patience)?;
+    drop(inners);
+    for Launch { channel, comm, .. } in issue(&ready, patient)? {
+        channel.drain(comm, patient)?;
+    }
     Ok(missing)
 }
 
-/// Issues jobs of one operation.
-fn issue(launches: Vec<Launch<'_>>, patience: Patience<'_>) -> Result<()> {
-    for launch in &launches {
-        *launch.channel.issuing.lock() = Some(Arc::clone(&launch.job.op));
+/// Issues jobs of one operation. Those on whose channels more has queued up meanwhile, and the turn
+/// is kept; elsewhere it is given back before anybody can know that the operation was issued. After
+/// an error the jobs are still on the channels' lists, as everything that is to be failed.
+fn issue<'a, 'b>(launches: &'b [Launch<'a>], patient: Patient<'_>) -> Result<Vec<&'b Launch<'a>>> {
+    let Some(Launch { job, .. }) = launches.first() else {
+        return Ok(Vec::new());
+    };
+    let (since, timeout) = (Instant::now(), job.op.timeout);
+    let patience = || patient(since, timeout);
+    let turns = launches
+        .iter()
+        .map(|launch| take_turn(&launch.channel.calls, &patience));
+    let _turns: Vec<_> = turns.collect::<Result<_>>()?;
+    let ends = begin(launches, &patience)?;
+    let mut more = Vec::new();
+    for launch in launches {
+        let mut inner = launch.channel.inner.lock();
+        inner.issuing = None;
+        inner.busy = !inner.queue.is_empty();
+        more.extend(inner.busy.then_some(launch));
     }
-    let begun = begin(&launches, patience);
-    for launch in &launches {
-        *launch.channel.issuing.lock() = None;
+    for (Launch { job, .. }, end) in launches.iter().zip(ends) {
+        job.op.issued(job.part, end);
     }
-    match begun {
-        Ok(ends) => {
-            for (Launch { inner, job, .. }, end) in launches.into_iter().zip(ends) {
-                job.op.issued(job.part, end);
-                inner.flying.push_back((job.op, job.part));
-            }
-            Ok(())
-        }
-        Err(err) => {
-            for Launch { inner, job, .. } in launches {
-                inner.buried.extend(job.op.fail(err.clone()));
-            }
-            Err(err)
-        }
-    }
+    Ok(more)
 }
 
 /// Makes the streams wait for the jobs' memory, starts the jobs, and marks where each ends.
 fn begin(launches: &[Launch<'_>], patience: Patience<'_>) -> Result<Vec<Event>> {
     patience()?;
+    let _current = launches[0].channel.device.bind()?;
     for Launch { channel, job, .. } in launches {
-        channel.device.bind()?;
         let stream = channel.stream.raw();
         job.ready.iter().try_for_each(|event| event.hold(stream))?;
     }
@@ -351,6 +389,11 @@ impl Launch<'_> {
             stream: self.channel.stream.raw(),
         }
     }
+}
+
+/// Replaced by the cause, which the group knows.
+fn doomed() -> Error {
+    Error::new(ErrorKind::Aborted, "the group is broken")
 }
 
 /// What an operation ends with at its timeout.

@@ -16,7 +16,9 @@ const BUSY: usize = 100;
 /// Between two questions after that.
 const POLL: Duration = Duration::from_micros(50);
 
-/// One of NCCL's communicators, non-blocking: no call on it waits for a peer.
+/// One of NCCL's communicators, non-blocking: no call on it waits for a peer. What it began may be
+/// in progress until the peers come, as while transports are connected; [`settle`](Comm::settle)
+/// waits for that, with the patience of whoever called.
 ///
 /// All methods but [`abort`](Comm::abort) are for one thread at a time.
 #[derive(Debug)]
@@ -137,7 +139,8 @@ impl Comm {
         const CALL: &str = "ncclCommSplit";
         let (own, mut config) = (self.live()?, non_blocking());
         // The library writes the new handle when it has one, which may be after we have given up:
-        // then its place must still be there, and is never freed.
+        // then its place must still be there, and neither it nor the communicator is ever freed.
+        // That is once for a group that breaks so: nobody could say when it is safe to look.
         let place: *mut ncclComm_t = Box::into_raw(Box::new(ptr::null_mut()));
         // SAFETY: a live communicator, room for a handle for as long as it takes, an initialised
         // configuration that is read during the call.

@@ -41,7 +41,7 @@ impl Core {
     /// does when an operation has waited for too long. On a thread that ends afterwards: a failure
     /// leaves it inside one of the library's group calls.
     fn connect(&self, channel: &Channel) -> Result<()> {
-        self.device.bind()?;
+        let _current = self.device.bind()?;
         let patience = || self.patience(Instant::now(), Duration::MAX);
         let (mut ids, rank, size) = match channel.line {
             Line::All => (self.collective_ids(&patience)?, self.rank, self.size),
@@ -55,7 +55,7 @@ impl Core {
             }
         };
         let comm = Comm::join(self.nccl, &mut ids, rank, size, &patience)?;
-        channel.connected(comm, &patience)
+        channel.connected(comm, &|since, timeout| self.patience(since, timeout))
     }
 
     /// The ids of the communicator of all ranks: one, or for many ranks several, made by ranks
@@ -110,17 +110,18 @@ impl Core {
     }
 
     fn connect_from(&self, origin: &Core) -> Result<()> {
-        self.device.bind()?;
+        let _current = self.device.bind()?;
         let patience = || self.patience(Instant::now(), Duration::MAX);
         let comm = origin.collectives.split(self.rank, &patience)?;
-        self.collectives.connected(comm, &patience)
+        let patient = |since, timeout| self.patience(since, timeout);
+        self.collectives.connected(comm, &patient)
     }
 
     /// Runs `split` here among the collectives: none is in progress, and none begins before it is
     /// over. Its failure breaks this group too, whose communicator other ranks may be splitting.
     pub(crate) fn between_collectives<T>(&self, split: impl FnOnce() -> Result<T>) -> Result<T> {
-        let _order = self.hold_order();
         let since = Instant::now();
+        let _order = self.take_order(self.timeout)?;
         self.while_submitting(|| {
             while self.collectives.outstanding() > 0 {
                 self.patience(since, self.timeout)?;

@@ -1,7 +1,7 @@
 //! What a group's callers, its watchdog and its connecting threads share.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,8 @@ use crate::memory::{self, Home};
 use crate::op::{Op, buffers};
 use crate::options::Options;
 use crate::step::{Step, Translator};
+use crate::turn::take_turn;
+use crate::watchdog::because;
 
 /// One rank of a group.
 #[derive(Debug)]
@@ -33,8 +35,10 @@ pub(crate) struct Core {
     pub(crate) home: Arc<Home>,
     pub(crate) board: Board,
     translator: Translator,
-    /// The number of the next collective; held while one is issued, so that all are in order.
-    order: Mutex<u64>,
+    /// Held while a collective is issued, so that all are in order.
+    order: Mutex<()>,
+    /// The number of the next collective.
+    next: AtomicU64,
     /// What barriers reduce.
     token: OnceLock<Buffer>,
     pub(crate) collectives: Arc<Channel>,
@@ -95,7 +99,8 @@ impl Core {
             home: Home::new(device, options.stream)?,
             board,
             translator: Translator::new(nccl, size),
-            order: Mutex::new(0),
+            order: Mutex::new(()),
+            next: AtomicU64::new(0),
             token: OnceLock::new(),
             collectives: Channel::new(Line::All, device, options.high_priority)?,
             lines: Mutex::default(),
@@ -115,7 +120,7 @@ impl Core {
     }
 
     pub(crate) fn sequence(&self) -> u64 {
-        *self.order.lock()
+        self.next.load(Ordering::Acquire)
     }
 
     pub(crate) fn p2p_sequence(&self) -> u64 {
@@ -124,9 +129,9 @@ impl Core {
 
     /// Number of collectives that have ended here.
     pub(crate) fn finished(&self) -> u64 {
-        let issued = *self.order.lock();
+        // Before the number is read: what is submitted meanwhile has not ended.
         let (outstanding, _) = self.collectives.look();
-        issued.saturating_sub(outstanding as u64)
+        self.sequence().saturating_sub(outstanding as u64)
     }
 
     pub(crate) fn cause(&self) -> Option<&Cause> {
@@ -221,7 +226,7 @@ impl Core {
         }
     }
 
-    /// Fails what goes on after the group broke or `op` ran out of time.
+    /// Fails what goes on after the group broke or its time was over.
     pub(crate) fn patience(&self, since: Instant, timeout: Duration) -> Result<()> {
         if let Some(cause) = self.cause() {
             return Err(Error::broken_by(&cause.error));
@@ -244,7 +249,11 @@ impl Core {
         let mut place = self.place.clone();
         place.call = Some(call.kind());
         let submitted = self.submit_collective(call, options, place.clone());
-        submitted.map_err(|err| err.at(place))
+        submitted.map_err(|err| {
+            // The number that a refused call does not take.
+            place.seq = Some(self.sequence());
+            err.at(place)
+        })
     }
 
     fn submit_collective(
@@ -259,22 +268,18 @@ impl Core {
             CallKind::Barrier => self.barrier_steps()?,
             _ => self.translator.steps(&call)?,
         };
-        let mut order = self.order.lock();
-        self.check_room(&self.collectives)?;
-        let seq = *order;
-        place.seq = Some(seq);
         let timeout = options.timeout.unwrap_or(self.timeout);
-        let op = Op::new(call, 1, place.clone(), timeout, &self.device, streams);
-        *order += 1;
+        let _order = self.take_order(timeout)?;
+        self.check_room(&self.collectives)?;
+        place.seq = Some(self.next.fetch_add(1, Ordering::AcqRel));
+        let op = Op::new(call, 1, place, timeout, &self.device, streams);
         let job = Job {
             op: Arc::clone(&op),
             part: 0,
             ready,
             steps,
         };
-        let pushed = self.push(std::slice::from_ref(&self.collectives), &op, vec![job]);
-        drop(order);
-        pushed.map_err(|err| err.at(place))?;
+        self.push(std::slice::from_ref(&self.collectives), &op, vec![job])?;
         Ok(op.work())
     }
 
@@ -301,15 +306,14 @@ impl Core {
         let timeout = options.timeout.unwrap_or(self.timeout);
         let parts = by_line.len();
         let place = self.messages.number(&call);
-        let op = Op::new(call, parts, place.clone(), timeout, &self.device, streams);
+        let op = Op::new(call, parts, place, timeout, &self.device, streams);
         let jobs = by_line.into_values().enumerate().map(|(part, steps)| Job {
             op: Arc::clone(&op),
             part,
             ready: Arc::clone(&ready),
             steps,
         });
-        let pushed = self.push(&channels, &op, jobs.collect());
-        pushed.map_err(|err| err.at(place))?;
+        self.push(&channels, &op, jobs.collect())?;
         Ok(op.work())
     }
 
@@ -333,7 +337,7 @@ impl Core {
                 streams.push(buffer.stream());
             }
         }
-        self.device.bind()?;
+        let _current = self.device.bind()?;
         let ready: Result<Vec<Event>> = streams.iter().map(|&s| self.device.mark(s)).collect();
         Ok((Arc::new(ready?), streams))
     }
@@ -356,14 +360,19 @@ impl Core {
         if let Some(channel) = lines.get(&line) {
             return Ok(Arc::clone(channel));
         }
+        // Whoever breaks the group sees to the channels that there are by then.
+        self.check_usable()?;
         let channel = Channel::new(line, &self.device, self.options.high_priority)?;
         lines.insert(line, Arc::clone(&channel));
         Ok(channel)
     }
 
-    /// Keeps others from issuing collectives.
-    pub(crate) fn hold_order(&self) -> MutexGuard<'_, u64> {
-        self.order.lock()
+    /// Keeps others from issuing collectives. Whoever has that may be inside the library: like an
+    /// operation, waiting for it breaks the group when it takes too long.
+    pub(crate) fn take_order(&self, timeout: Duration) -> Result<MutexGuard<'_, ()>> {
+        let since = Instant::now();
+        let taken = take_turn(&self.order, &|| self.patience(since, timeout));
+        taken.inspect_err(|err| self.fail(err.clone(), true))
     }
 
     /// Calls the library while the watchdog is awake: only it can end a call that does not come
@@ -378,12 +387,19 @@ impl Core {
 
     /// Starts the jobs of an operation, each on its channel.
     fn push(self: &Arc<Self>, channels: &[Arc<Channel>], op: &Op, jobs: Vec<Job>) -> Result<()> {
-        let patience = || self.patience(op.enqueued, op.timeout);
-        let pushed = self.while_submitting(|| channel::push(channels, jobs, &patience));
-        let missing = pushed.inspect_err(|err| self.fail(err.clone(), true))?;
-        missing
-            .into_iter()
-            .try_for_each(|channel| self.start_connecting(channel))
+        let patient = |since, timeout| self.patience(since, timeout);
+        let pushed = self.while_submitting(|| channel::push(channels, jobs, &patient));
+        let started = pushed.and_then(|missing| {
+            let mut missing = missing.into_iter();
+            missing.try_for_each(|channel| self.start_connecting(channel))
+        });
+        started.map_err(|err| {
+            let err = err.at(op.place_now());
+            self.fail(err.clone(), true);
+            // What the library says when it is aborted is not why.
+            let why = self.cause().map(|cause| because(&cause.error, op));
+            why.unwrap_or(err).at(op.place_now())
+        })
     }
 
     /// Ends all communicators in order, together with the other ranks.

@@ -1,5 +1,6 @@
 //! The CUDA driver: devices, streams, events, and errors instead of panics.
 
+use std::error::Error as _;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
@@ -28,7 +29,7 @@ fn load() -> Result<()> {
                 std::mem::forget(library);
                 return check("cuInit", result::init());
             }
-            Err(err) => reasons.push(err.to_string()),
+            Err(err) => reasons.push(err.source().map_or(err.to_string(), ToString::to_string)),
         }
     }
     Err(Error::unsupported(format!(
@@ -79,6 +80,15 @@ impl Device {
             )));
         }
         let device = check("cuDeviceGet", result::device::get(ordinal as i32))?;
+        let pools = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
+        // SAFETY: the device was just looked up.
+        let pools = unsafe { result::device::get_attribute(device, pools) };
+        if check("cuDeviceGetAttribute", pools)? == 0 {
+            return Err(Error::unsupported(format!(
+                "cuda:{ordinal} has no memory pools (cuMemAllocAsync), which the nccl backend \
+                 allocates from; is the driver older than 11.2, or the device virtual?"
+            )));
+        }
         // SAFETY: the device was just looked up; released when this value is dropped.
         let context = unsafe { result::primary_ctx::retain(device) };
         let context = check("cuDevicePrimaryCtxRetain", context)?;
@@ -90,12 +100,15 @@ impl Device {
         }))
     }
 
-    /// Makes it current for the calling thread, as every call on it needs.
-    pub(crate) fn bind(&self) -> Result<()> {
+    /// Makes it current for the calling thread, as every call on it needs, until the result is
+    /// dropped.
+    pub(crate) fn bind(&self) -> Result<Current> {
+        let before = check("cuCtxGetCurrent", result::ctx::get_current())?;
         // SAFETY: the context is retained as long as `self` lives.
         check("cuCtxSetCurrent", unsafe {
             result::ctx::set_current(self.context)
-        })
+        })?;
+        Ok(Current { before })
     }
 
     /// An event that has not been recorded.
@@ -123,9 +136,23 @@ impl Device {
     }
 }
 
+/// While a device is current. A program may have another one, and gets it back.
+#[must_use = "the device is current for as long as this lives"]
+pub(crate) struct Current {
+    before: Option<sys::CUcontext>,
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        let before = self.before.unwrap_or(std::ptr::null_mut());
+        // SAFETY: it was the thread's current one, or none was, just before.
+        let _ = unsafe { result::ctx::set_current(before) };
+    }
+}
+
 impl Drop for Device {
     fn drop(&mut self) {
-        let _ = self.bind();
+        let _current = self.bind();
         for RawEvent(event) in self.spare.get_mut().drain(..) {
             // SAFETY: nobody else has it.
             let _ = unsafe { result::event::destroy(event) };
@@ -206,7 +233,7 @@ pub(crate) struct Stream {
 
 impl Stream {
     pub(crate) fn new(device: &Arc<Device>, high_priority: bool) -> Result<Self> {
-        device.bind()?;
+        let _current = device.bind()?;
         let kind = result::stream::StreamKind::NonBlocking;
         let priority = match high_priority {
             true => {
@@ -229,7 +256,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let _ = self.device.bind();
+        let _current = self.device.bind();
         // SAFETY: made in `new`, destroyed once; the driver lets what is on it finish.
         let _ = unsafe { result::stream::destroy(self.raw as sys::CUstream) };
     }

@@ -199,8 +199,12 @@ impl ProcessGroup for NcclGroup {
         self.core.timeout
     }
 
+    fn device(&self) -> Where {
+        Where::Cuda(self.core.device.ordinal)
+    }
+
     fn allocate(&self, device: Where, dtype: DType, len: usize) -> Result<Buffer> {
-        let own = Where::Cuda(self.core.device.ordinal);
+        let own = self.device();
         let allocated = match device == own {
             true => memory::allocate(&self.core.device, dtype, len, &self.core.home),
             false => Err(Error::unsupported(format!(
@@ -211,8 +215,15 @@ impl ProcessGroup for NcclGroup {
     }
 
     fn copy(&self, from: &Buffer, range: Range<usize>, to: &mut Buffer, at: usize) -> Result<()> {
+        let to_host = from.device() != Where::Cpu && to.device() == Where::Cpu;
         let copied = memory::copy(&self.core.device, from, range, to, at);
-        copied.map_err(|err| err.at(self.core.place.clone()))
+        // The host has waited for the stream, which may have gone on because an operation was
+        // aborted: the cause was there before. Then the values are anybody's guess.
+        let broken = self.core.cause().filter(|_| to_host);
+        let known = broken.map_or(Ok(()), |cause| Err(Error::broken_by(&cause.error)));
+        copied
+            .and(known)
+            .map_err(|err| err.at(self.core.place.clone()))
     }
 
     fn submit(&self, call: Call, options: &CallOptions) -> Result<RawWork> {
@@ -285,7 +296,7 @@ impl Drop for NcclGroup {
         }
         if core.cause().is_none() {
             tracing::debug!("group {:?} is dropped without a shutdown", self.name);
-            let _ = core.device.bind();
+            let _current = core.device.bind();
             if let Err(err) = core.board.leave(core.finished()) {
                 tracing::debug!("the others could not be told: {err}");
             }

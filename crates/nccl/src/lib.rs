@@ -2,10 +2,10 @@
 //!
 //! ```no_run
 //! use phalanx_nccl::NcclGroup;
-//! use phalanx_pg::{DType, Device, ProcessGroupExt, ReduceOp, registry::GroupInit};
+//! use phalanx_pg::{DType, ProcessGroupExt, ReduceOp, registry::GroupInit};
 //! # fn example(init: &GroupInit) -> phalanx_pg::Result<()> {
 //! let group = NcclGroup::connect(init)?; // on a machine without a driver: an error that says so
-//! let gradients = group.allocate(Device::Cuda(0), DType::F32, 1 << 20)?;
+//! let gradients = group.allocate(group.device(), DType::F32, 1 << 20)?;
 //! // Runs behind what is on the buffer's stream; `wait` makes that stream wait, not the host.
 //! let sum = group.allreduce(gradients, ReduceOp::Avg)?.wait()?;
 //! # drop(sum);
@@ -22,6 +22,7 @@
 //! | `core.rs` | what callers, watchdog and connecting threads share: order, numbers, the broken state |
 //! | `connect.rs` | how communicators come to be |
 //! | `channel.rs` | a communicator with its stream and the operations on it |
+//! | `turn.rs` | waiting for a lock that a thread may hold inside the library |
 //! | `op.rs` | one operation: its events, its memory, its end |
 //! | `step.rs` | a call in terms of NCCL's functions |
 //! | `comm.rs` | the thin layer over NCCL's handle |
@@ -69,6 +70,7 @@ mod slices;
 mod step;
 #[cfg(feature = "candle-0_11")]
 mod tensors;
+mod turn;
 mod watchdog;
 
 pub use group::{NcclGroup, capabilities};

@@ -43,7 +43,7 @@ struct Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        let freed = self.device.bind().and_then(|()| {
+        let freed = self.device.bind().and_then(|_current| {
             // SAFETY: from `malloc_async`, freed once; every buffer on it is gone. What still
             // runs on another stream has been waited for by this one: that is what `Work::wait`
             // does before it hands a buffer over.
@@ -64,7 +64,7 @@ pub(crate) fn allocate(
     len: usize,
     home: &Arc<Home>,
 ) -> Result<Buffer> {
-    device.bind()?;
+    let _current = device.bind()?;
     let stream = home.raw();
     let bytes = len
         .checked_mul(dtype.size())
@@ -76,7 +76,8 @@ pub(crate) fn allocate(
             Buffer::from_raw(NonNull::dangling(), dtype, 0, place, stream, Box::new(()))
         });
     }
-    // SAFETY: the stream is one of this device; the group's own, or the program's word.
+    // SAFETY: the stream is one of this device; the group's own, or that of
+    // `Options::set_stream`.
     let address = check("cuMemAllocAsync", unsafe {
         result::malloc_async(stream as sys::CUstream, bytes)
     })?;
@@ -108,7 +109,7 @@ pub(crate) fn copy(
     if range.is_empty() {
         return Ok(());
     }
-    device.bind()?;
+    let _current = device.bind()?;
     let size = to.dtype().size();
     let (start, end, offset) = (range.start * size, range.end * size, at * size);
     match (from.device(), to.device()) {

@@ -109,39 +109,43 @@ impl Op {
             return Ok(true);
         }
         let over = cell.parts[part].look()?;
-        drop(self.end_if_reached(cell));
+        self.end_if_reached(cell);
         Ok(over)
     }
 
     /// Looks at all parts; whether the operation has ended.
     fn look(&self) -> bool {
         let mut cell = self.cell.lock();
-        if cell.end.is_none() {
-            for part in &mut cell.parts {
-                // What is wrong with the device is for the watchdog to find and to tell.
-                let _ = part.look();
-            }
-            cell = self.end_if_reached(cell);
+        if cell.end.is_some() {
+            return true;
         }
-        cell.end.is_some()
+        for part in &mut cell.parts {
+            // What is wrong with the device is for the watchdog to find and to tell.
+            let _ = part.look();
+        }
+        self.end_if_reached(cell)
     }
 
-    fn end_if_reached<'a>(&'a self, mut cell: MutexGuard<'a, Cell>) -> MutexGuard<'a, Cell> {
-        if cell.parts.iter().all(|part| matches!(part, Part::Reached)) {
-            self.finish(&mut cell, Ok(()));
+    fn end_if_reached(&self, cell: MutexGuard<'_, Cell>) -> bool {
+        let reached = cell.parts.iter().all(|part| matches!(part, Part::Reached));
+        if reached {
+            self.finish(cell, Ok(()));
         }
-        cell
+        reached
     }
 
-    fn finish(&self, cell: &mut Cell, end: Result<()>) {
+    fn finish(&self, mut cell: MutexGuard<'_, Cell>, end: Result<()>) {
         cell.end = Some(end);
         cell.times.done = Some(Instant::now());
         // The events are not needed any more, and others are.
         cell.parts.iter_mut().for_each(|part| *part = Part::Reached);
-        if let Some(waker) = cell.waker.take() {
+        let waker = cell.waker.take();
+        drop(cell);
+        self.changed.notify_all();
+        // Outside the lock: it runs others' code, which may ask how the operation ended.
+        if let Some(waker) = waker {
             waker.wake();
         }
-        self.changed.notify_all();
     }
 
     /// Where it happens, and how long it takes by now.
@@ -158,8 +162,9 @@ impl Op {
         if cell.end.is_some() {
             return None;
         }
-        self.finish(&mut cell, Err(err.at(self.place_now())));
-        cell.call.take()
+        let memory = cell.call.take();
+        self.finish(cell, Err(err.at(self.place_now())));
+        memory
     }
 
     /// Lets go of memory that nobody will ask for. Outside the lock: freeing runs others' code.
@@ -194,7 +199,7 @@ impl Op {
             self.changed.wait(&mut cell);
         }
         if cell.end.is_none() {
-            self.device.bind()?;
+            let _current = self.device.bind()?;
             for part in &cell.parts {
                 let Part::Issued(end) = part else { continue };
                 self.streams
@@ -208,9 +213,10 @@ impl Op {
     fn block(&self, limit: Duration) -> Option<Result<Done>> {
         let end = Instant::now().checked_add(limit);
         let mut pause = FIRST_PAUSE;
-        if let Err(err) = self.device.bind() {
-            return Some(Err(err));
-        }
+        let _current = match self.device.bind() {
+            Ok(current) => current,
+            Err(err) => return Some(Err(err)),
+        };
         while !self.look() {
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
@@ -292,10 +298,12 @@ impl Pending for Handle {
 
     fn wake_by(&mut self, waker: &Waker) {
         let mut cell = self.0.cell.lock();
-        match cell.end {
-            None => cell.waker = Some(waker.clone()),
-            Some(_) => waker.wake_by_ref(),
+        if cell.end.is_none() {
+            cell.waker = Some(waker.clone());
+            return;
         }
+        drop(cell);
+        waker.wake_by_ref();
     }
 
     fn status(&self) -> WorkStatus {

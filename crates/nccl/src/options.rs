@@ -24,15 +24,8 @@ pub struct Options {
     pub eager: bool,
     /// Runs communication on streams of high priority.
     pub high_priority: bool,
-    /// The stream on which memory from `allocate` is ready and freed: the one that the program
-    /// computes on. By default every group has one of its own, see [`Buffer::stream`]. Not the
-    /// per-thread default stream: memory may be dropped on any thread.
-    ///
-    /// A stream that several groups share ties them to each other: what waits for one group's
-    /// operation there holds up what is put behind it.
-    ///
-    /// [`Buffer::stream`]: phalanx_pg::Buffer::stream
-    pub stream: Option<RawStream>,
+    /// See [`set_stream`](Options::set_stream).
+    pub(crate) stream: Option<RawStream>,
     /// From this many ranks on several of them hand out ids, as PyTorch does
     /// (`TORCH_NCCL_RANKS_PER_ROOT`).
     pub ranks_per_root: usize,
@@ -55,6 +48,23 @@ impl Default for Options {
 }
 
 impl Options {
+    /// Has memory from `allocate` ready and freed on a stream of the program's, the one that it
+    /// computes on. By default every group has one of its own, see [`Buffer::stream`]. Not the
+    /// per-thread default stream: memory may be dropped on any thread.
+    ///
+    /// A stream that several groups share ties them to each other: what waits for one group's
+    /// operation there holds up what is put behind it.
+    ///
+    /// # Safety
+    ///
+    /// A stream of the group's device, which is not destroyed before every group that was made with
+    /// these options, every group split from one, and all memory from them.
+    ///
+    /// [`Buffer::stream`]: phalanx_pg::Buffer::stream
+    pub unsafe fn set_stream(&mut self, stream: RawStream) {
+        self.stream = Some(stream);
+    }
+
     /// Refuses what cannot work.
     pub(crate) fn check(&self) -> Result<(), &'static str> {
         match (self.stream, self.ranks_per_root) {

@@ -19,6 +19,9 @@ const NEWS: Duration = Duration::from_millis(50);
 /// How long telling the others may hold up the end of the group here.
 const TELL: Duration = Duration::from_secs(2);
 
+/// How long an abort waits for calls that are in progress before it goes ahead.
+const POLITENESS: Duration = Duration::from_millis(500);
+
 /// How long a message from a rank that has left is still waited for: it may be on its way.
 const GRACE: Duration = Duration::from_secs(1);
 
@@ -77,8 +80,9 @@ impl Watchdog {
 
     /// Looks at everything once; the number of operations that are outstanding.
     fn turn(&mut self, core: &Core) -> usize {
-        if let Err(err) = core.device.bind() {
-            core.fail(err, true);
+        let current = core.device.bind();
+        if let Err(err) = &current {
+            core.fail(err.clone(), true);
         }
         let mut outstanding = core.submitting();
         for channel in core.channels() {
@@ -149,10 +153,14 @@ fn tear_down(core: &Arc<Core>, cause: &Cause) {
         tracing::warn!("{}", cause.error);
         tell(core, &cause.error);
     }
-    let _ = core.device.bind();
-    for channel in core.channels() {
-        channel.abort(&|op| because(&cause.error, op));
+    let _current = core.device.bind();
+    let channels = core.channels();
+    // All of them first: no operation may end well because of an abort.
+    for channel in &channels {
+        channel.doom(&|op| because(&cause.error, op));
     }
+    let deadline = Instant::now() + POLITENESS;
+    channels.iter().for_each(|channel| channel.abort(deadline));
     if core.options.tear_down {
         tracing::error!("ending the process, as the options ask: {}", cause.error);
         std::process::abort();
@@ -200,7 +208,7 @@ fn tell(core: &Arc<Core>, cause: &Error) {
 
 /// How `op` fails when `cause` ends the group: with the cause itself if it is the operation's own,
 /// or if it concerns all alike; otherwise it is quoted.
-fn because(cause: &Error, op: &Op) -> Error {
+pub(crate) fn because(cause: &Error, op: &Op) -> Error {
     let place = cause.place();
     let own = (place.call, place.seq) == (op.place.call, op.place.seq) && place.call.is_some();
     let shared = matches!(cause.kind(), ErrorKind::Aborted | ErrorKind::PeerLost);

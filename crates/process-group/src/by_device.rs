@@ -138,6 +138,11 @@ impl ProcessGroup for ByDevice {
         self.cpu.timeout().max(self.cuda.timeout())
     }
 
+    /// That of the backend for CUDA memory: every rank has the host.
+    fn device(&self) -> Device {
+        self.cuda.device()
+    }
+
     fn allocate(&self, device: Device, dtype: DType, len: usize) -> Result<Buffer> {
         self.backend_for(kind(device)).allocate(device, dtype, len)
     }

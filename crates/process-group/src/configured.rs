@@ -55,6 +55,10 @@ impl<G: ProcessGroup + ?Sized> ProcessGroup for Configured<'_, G> {
         self.options.timeout.unwrap_or_else(|| self.group.timeout())
     }
 
+    fn device(&self) -> Device {
+        self.group.device()
+    }
+
     fn allocate(&self, device: Device, dtype: DType, len: usize) -> Result<Buffer> {
         self.group.allocate(device, dtype, len)
     }

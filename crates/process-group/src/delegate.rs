@@ -79,6 +79,10 @@ macro_rules! delegate_description {
             self.$field.timeout()
         }
 
+        fn device(&self) -> $crate::Device {
+            self.$field.device()
+        }
+
         fn allocate(
             &self,
             device: $crate::Device,

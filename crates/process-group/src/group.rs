@@ -32,7 +32,8 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 ///   timeout, a lost peer or an abort the group is broken for good and every later call says so
 ///   with the first cause.
 /// * **Bits.** All ranks get identical results, and they depend on the values and the ranks only:
-///   not on sizes, timing or how a vector is cut into pieces.
+///   not on sizes, timing or how a vector is cut into pieces, unless the backend says otherwise
+///   ([`Capabilities::fixed_order`]).
 ///
 /// [`Lane`](crate::Lane) does the queueing, the numbering and the broken state for backends whose
 /// operations are host code.
@@ -71,6 +72,12 @@ pub trait ProcessGroup: Send + Sync + fmt::Debug {
     /// How long operations without a timeout of their own may take.
     fn timeout(&self) -> Duration;
 
+    /// The device of this rank, whose memory [`allocate`](ProcessGroup::allocate) has: the host
+    /// unless the backend is for devices.
+    fn device(&self) -> Device {
+        Device::Cpu
+    }
+
     /// Memory that this backend handles best. Local, never a collective call.
     fn allocate(&self, device: Device, dtype: DType, len: usize) -> Result<Buffer> {
         match device {
@@ -86,7 +93,8 @@ pub trait ProcessGroup: Send + Sync + fmt::Debug {
     /// cannot reach. Local, never a collective call.
     ///
     /// In the order of the buffers' streams: it sees what was put on `from`'s stream before, and
-    /// what is put on `to`'s stream later sees it. To host memory it is done when this returns.
+    /// what is put on `to`'s stream later sees it. To host memory it is done when this returns, and
+    /// an error if what was put on `from`'s stream has failed meanwhile.
     /// From host memory, the caller may reuse the memory when this returns.
     fn copy(&self, from: &Buffer, range: Range<usize>, to: &mut Buffer, at: usize) -> Result<()> {
         check_copy(from, &range, to, at)?;

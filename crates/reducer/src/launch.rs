@@ -5,7 +5,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use phalanx_pg::{Buffer, ProcessGroupExt, Work, WorkStatus};
+use phalanx_pg::{Buffer, ProcessGroupExt, State, Work, WorkStatus};
 
 use crate::bucket::{Content, Filling};
 use crate::error::{Error, Result};
@@ -162,6 +162,16 @@ impl Launcher {
             Delivered::Sparse(sparse) => Landed::Sparse(Arc::new(sparse)),
         });
         Ok(())
+    }
+
+    /// What was handed over before it had ended, as device memory is.
+    pub(crate) fn handed_over(&self) -> Vec<WorkStatus> {
+        let started = self
+            .flights
+            .iter()
+            .filter_map(|flight| flight.status.as_ref());
+        let open = started.filter(|status| !matches!(status.state(), State::Succeeded));
+        open.cloned().collect()
     }
 
     pub(crate) fn timeline(

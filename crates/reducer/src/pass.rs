@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use phalanx_pg::{Buffer, Device, Frozen, ProcessGroup, ProcessGroupExt, ReduceOp, Work};
+use phalanx_pg::{
+    Buffer, Device, Frozen, ProcessGroup, ProcessGroupExt, ReduceOp, Work, WorkStatus,
+};
 
 use crate::accumulate::Accumulator;
 use crate::arrivals::Arrivals;
@@ -506,6 +508,11 @@ impl Running {
             .iter()
             .map(|count| count.load(Ordering::Acquire));
         counts.collect()
+    }
+
+    /// What may still turn out to have failed.
+    pub(crate) fn handed_over(&self) -> Vec<WorkStatus> {
+        self.launcher.lock().handed_over()
     }
 
     /// Enters this pass's figures.

@@ -116,6 +116,7 @@ impl Reducer {
             accumulated: HashMap::new(),
             last_arrivals: None,
             last_used: None,
+            handed_over: Vec::new(),
             stats,
         };
         state.open_groups(&params, &config)?;
@@ -247,6 +248,7 @@ impl Reducer {
             ));
         }
         state.group = group;
+        state.handed_over.clear();
         // What is in flight in the old group, and its memory, is no longer ours.
         state.spare = vec![None; layout.buckets.len()];
         state.stats.bucket_sizes = layout.sizes();

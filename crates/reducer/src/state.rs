@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
-use phalanx_pg::{Frozen, ProcessGroup};
+use phalanx_pg::{Frozen, ProcessGroup, WorkStatus};
 use tracing::{debug, info};
 
 use crate::accumulate::Accumulator;
@@ -51,6 +51,9 @@ pub(crate) struct State {
     pub(crate) last_arrivals: Option<Arc<Arrivals>>,
     /// Who had gradients in the last pass, to see whether the graph is static.
     pub(crate) last_used: Option<Vec<bool>>,
+    /// Reductions of the last pass that had not ended when it did: on a device they go on while the
+    /// host does.
+    pub(crate) handed_over: Vec<WorkStatus>,
     pub(crate) stats: ReducerStats,
 }
 
@@ -77,7 +80,7 @@ impl Core {
     pub(crate) fn ready_state(&self) -> Result<MutexGuard<'_, State>> {
         let mut state = self.state.lock();
         match &state.phase {
-            Phase::Idle => {}
+            Phase::Idle => state.check_handed_over()?,
             Phase::InPass => {
                 let what = "a backward is in progress: finish its pass, or drop it, first";
                 return Err(Error::invalid(what));
@@ -131,6 +134,21 @@ impl State {
         Ok(())
     }
 
+    /// Whether what the last pass handed over is, as far as is known, what it seemed.
+    fn check_handed_over(&mut self) -> Result<()> {
+        let failed = self.handed_over.iter().find_map(|work| match work.state() {
+            phalanx_pg::State::Failed(err) => Some(Error::from(err)),
+            _ => None,
+        });
+        match failed {
+            Some(err) => {
+                self.fail(err.clone());
+                Err(err)
+            }
+            None => Ok(()),
+        }
+    }
+
     pub(crate) fn fail(&mut self, err: Error) {
         if self.stats.error.is_none() {
             self.stats.error = Some(err.to_string());
@@ -145,6 +163,7 @@ impl State {
         if pass.goal == Goal::Accumulate {
             return;
         }
+        self.handed_over = pass.handed_over();
         self.note_used(pass);
         pass.accumulated.clear();
         for (spare, landed) in self.spare.iter_mut().zip(&reduced.buckets) {

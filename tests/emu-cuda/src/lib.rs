@@ -28,7 +28,8 @@
 //! Speed; kernels; a device's memory model; CUDA graphs; errors that spoil a context; the timing of
 //! copies to and from pageable memory, which here are staged at once and complete on return.
 //!
-//! Variables: `EMU_CUDA_DEVICES`, the number of devices (default 8); `EMU_CUDA_COPY_DELAY_US`, how
+//! Variables: `EMU_CUDA_DEVICES`, the number of devices (default 8); `EMU_CUDA_NO_POOLS`, so that
+//! they have no pools of memory; `EMU_CUDA_COPY_DELAY_US`, how
 //! long copies between device addresses take, so that what runs too early is seen to;
 //! `EMU_CUDA_IGNORE_WAITS`, so that streams wait for no event: what a test finds wrong then, it
 //! would find wrong in a program that forgets to wait.

@@ -30,6 +30,8 @@ pub(crate) struct Comm {
     aborted: AtomicBool,
     /// A thread is inside a call.
     called: AtomicBool,
+    /// Whether the first operation has yet to meet those of the other ranks.
+    unmet: AtomicBool,
     /// Kept while an operation talks to the hub.
     pub(crate) talking: Mutex<()>,
     stream: Mutex<Option<TcpStream>>,
@@ -74,6 +76,9 @@ impl Comm {
             state: AtomicI32::new(ncclInProgress.0),
             aborted: AtomicBool::new(false),
             called: AtomicBool::new(false),
+            unmet: AtomicBool::new(
+                std::env::var("EMU_NCCL_CONNECT").is_ok_and(|how| how == "lazy"),
+            ),
             talking: Mutex::new(()),
             stream: Mutex::new(None),
             factors: Mutex::default(),
@@ -178,6 +183,15 @@ impl Comm {
         match std::thread::Builder::new().spawn(later) {
             Ok(_) => ncclInProgress,
             Err(_) => ncclSystemError,
+        }
+    }
+
+    /// Before the first operation, if ranks are to connect no earlier: waits for that of every
+    /// other rank.
+    pub(crate) fn meet(&self) -> ncclResult_t {
+        match self.unmet.swap(false, Ordering::AcqRel) {
+            true => self.outcome(&self.ask(What::Connect, Vec::new())),
+            false => ncclSuccess,
         }
     }
 

@@ -192,6 +192,7 @@ impl Hub {
         let results = match &calls[0].what {
             What::Collective(first) => collective(number, first, &calls),
             What::Split { .. } => split(number, &calls),
+            What::Connect => Ok(vec![Vec::new(); calls.len()]),
             _ => {
                 self.finalized = vec![true; self.ranks()];
                 Ok(vec![Vec::new(); calls.len()])

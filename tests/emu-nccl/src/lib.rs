@@ -33,7 +33,9 @@
 //!
 //! Variables: `EMU_NCCL_VERSION`, what to answer to `ncclGetVersion`; `EMU_NCCL_FAULT`, see
 //! `fault.rs`; `EMU_NCCL_PEER_DEATH=remote_error`, so that ranks learn that a peer is gone
-//! (otherwise they hang, which NCCL may do too).
+//! (otherwise they hang, which NCCL may do too); `EMU_NCCL_CONNECT=lazy`, so that a communicator's
+//! first operation is in progress until those of all its ranks are: NCCL connects its transports
+//! then.
 #![allow(
     non_upper_case_globals,
     reason = "the names of constants in patterns are NCCL's"

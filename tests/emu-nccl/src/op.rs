@@ -121,7 +121,10 @@ fn start(queued: Vec<Queued>) -> ncclResult_t {
             return fail(ncclInternalError, "aborted");
         }
         let comm = Arc::clone(&job.comm);
-        let begun = comm.proceed(|_| launch(job));
+        let begun = comm.proceed(|comm| match comm.meet() {
+            ncclSuccess => launch(job),
+            code => code,
+        });
         if outcome == ncclSuccess {
             outcome = begun;
         }

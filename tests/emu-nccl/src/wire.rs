@@ -40,6 +40,8 @@ pub(crate) enum What {
         key: i32,
     },
     Finalize,
+    /// This rank has come to its first operation.
+    Connect,
 }
 
 /// What all ranks must call alike.

@@ -1,5 +1,6 @@
 //! Where shared libraries lie. Looks at names of files; loads and runs nothing.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -65,8 +66,31 @@ pub(super) fn find_all() -> Vec<Library> {
             "the backend nccl, from the driver",
             "",
         ),
-        library("libnccl", "libnccl.so", "the backend nccl", ""),
+        nccl(
+            std::env::var_os(NCCL_VAR),
+            library("libnccl", "libnccl.so", "the backend nccl", ""),
+        ),
     ]
+}
+
+/// Names the library that the backend nccl loads, instead of where it is looked for otherwise.
+const NCCL_VAR: &str = "PHALANX_NCCL_LIBRARY";
+
+/// What the backend loads: what was chosen, as a path or as a name for the loader, else `found`.
+fn nccl(chosen: Option<OsString>, found: Library) -> Library {
+    let Some(chosen) = chosen.map(PathBuf::from) else {
+        return found;
+    };
+    let is_path = chosen.components().count() > 1;
+    let path = match is_path {
+        true => chosen.is_file().then_some(chosen),
+        false => find(&library_dirs(), |name| chosen.as_os_str() == name),
+    };
+    Library {
+        path,
+        install: "it is what PHALANX_NCCL_LIBRARY names",
+        ..found
+    }
 }
 
 /// `libmpi.so`, `libmpi.so.40`, `libmpi.so.40.30.4`.
@@ -139,6 +163,27 @@ mod tests {
         let dirs = ["/nowhere".into(), dir.path().to_owned()];
         let found = find(&dirs, |name| is_version_of(name, "libx.so"));
         assert_eq!(found, Some(dir.path().join("libx.so.2")));
+    }
+
+    #[test]
+    fn the_chosen_library_is_looked_for_instead() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = dir.path().join("libnccl-of-my-own.so");
+        fs::write(&own, "").unwrap();
+        let found = || Library {
+            name: "libnccl",
+            used_for: "the backend nccl",
+            path: Some("/usr/lib/libnccl.so.2".into()),
+            install: "",
+        };
+        assert_eq!(nccl(None, found()).path, found().path);
+        assert_eq!(nccl(Some(own.clone().into()), found()).path, Some(own));
+        for wrong in ["/none/at/all.so", "libnone-of-this-name.so"] {
+            let missing = nccl(Some(wrong.into()), found());
+            assert_eq!(missing.path, None, "{wrong}");
+            let finding = missing.finding().unwrap();
+            assert!(finding.what.contains(NCCL_VAR), "{finding:?}");
+        }
     }
 
     #[test]

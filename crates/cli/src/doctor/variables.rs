@@ -77,6 +77,12 @@ const OBSOLETE: [(&str, &str); 9] = [
     ),
 ];
 
+/// Values that take something away, and what.
+const UNWISE: [((&str, &str), &str); 1] = [(
+    ("NCCL_COMM_BLOCKING", "1"),
+    "NCCL waits inside its calls, whatever a backend asks for: timeouts are kept by aborting only",
+)];
+
 /// The variables that matter, in order; a secret is not shown.
 pub(super) fn of_interest(all: impl Iterator<Item = (OsString, OsString)>) -> Vec<Variable> {
     let mut found: Vec<Variable> = all
@@ -113,6 +119,15 @@ fn oddity(variable: &Variable) -> Option<Finding> {
     let name = variable.name.as_str();
     if let Some((_, instead)) = OBSOLETE.iter().find(|(old, _)| *old == name) {
         return Some(Finding::warning(format!("{name} is obsolete: {instead}")));
+    }
+    if let Some((_, why)) = UNWISE
+        .iter()
+        .find(|(unwise, _)| *unwise == (name, variable.value.as_str()))
+    {
+        return Some(Finding::warning(format!(
+            "{name}={}: {why}",
+            variable.value
+        )));
     }
     let near = |ours: &&str| (1..=TYPING_ERROR).contains(&strsim::levenshtein(ours, name));
     let meant = OURS.into_iter().find(near)?;
@@ -152,6 +167,9 @@ mod tests {
             let finding = oddity(&variable(name, "1")).unwrap();
             assert!(finding.what.contains(text), "{finding:?}");
         }
+        let blocking = oddity(&variable("NCCL_COMM_BLOCKING", "1")).unwrap();
+        assert!(blocking.what.contains("timeouts"), "{blocking:?}");
+        assert_eq!(oddity(&variable("NCCL_COMM_BLOCKING", "0")), None);
         for name in ["NCCL_DEBUG", "PHALANX_TIMEOUT", "PHALANX_NATIVE_X", "RANK"] {
             assert_eq!(oddity(&variable(name, "1")), None, "{name}");
         }

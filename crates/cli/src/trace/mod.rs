@@ -116,11 +116,26 @@ fn last_moment(traces: &[Trace]) -> u64 {
     moments.max().unwrap_or(0)
 }
 
-/// `all_reduce` of `native:all_reduce`.
 fn operation(entry: &phalanx_pg::TraceEntry) -> &str {
-    let name = entry.profiling_name.as_str();
-    name.split_once(':')
+    without_backend(&entry.profiling_name)
+}
+
+/// `all_reduce` of `native:all_reduce`, and of `cpu:native,cuda:nccl:all_reduce`.
+fn without_backend(name: &str) -> &str {
+    name.rsplit_once(':')
         .map_or(name, |(_, operation)| operation)
+}
+
+#[cfg(test)]
+#[test]
+fn an_operation_is_what_is_behind_the_backends() {
+    for name in [
+        "all_reduce",
+        "native:all_reduce",
+        "cpu:native,cuda:nccl:all_reduce",
+    ] {
+        assert_eq!(without_backend(name), "all_reduce");
+    }
 }
 
 /// What other recordings are compared with, in the tests of this module.

@@ -226,6 +226,10 @@ impl ProcessGroup for OnDevice {
         self.inner.timeout()
     }
 
+    fn device(&self) -> Device {
+        self.inner.device()
+    }
+
     fn allocate(&self, device: Device, dtype: DType, len: usize) -> Result<Buffer> {
         match device {
             Device::Cpu => Ok(Buffer::zeroed(dtype, len)),

@@ -4,10 +4,13 @@ use std::time::Duration;
 
 use phalanx_nccl::{NcclGroup, Options};
 use phalanx_pg::registry::GroupInit;
-use phalanx_pg::{Buffer, DType, Error, ErrorKind, ProcessGroup, ProcessGroupExt, ReduceOp};
+use phalanx_pg::{
+    Buffer, DType, Device, Error, ErrorKind, ProcessGroup, ProcessGroupExt, ReduceOp,
+};
 use phalanx_testkit::{Rank, World};
 
 use crate::device::{Emulator, count};
+use crate::scenarios::ddp::connect_both;
 use crate::scenarios::{connect, connect_with, download, upload};
 
 fn refused(rank: &Rank, options: &Options) -> Error {
@@ -24,6 +27,27 @@ fn emu_communicators_are_made_early_if_asked_for() {
         let sum = group.allreduce(upload(&*group, &[1i64]), ReduceOp::Sum);
         let sum = sum.unwrap().wait().unwrap();
         assert_eq!(download::<i64>(&*group, &sum), [2]);
+        group.shutdown().unwrap();
+    });
+}
+
+/// As in `docs/nccl.md`: every process sees all devices and has one of them.
+#[test]
+fn emu_a_group_says_which_device_is_its_own() {
+    let emulator = Emulator::new();
+    let world = emulator.world(2).env("EMU_CUDA_DEVICES", "2");
+    world.run(|rank| {
+        let group = connect_both(rank, Duration::from_secs(60));
+        assert_eq!(group.device(), Device::Cuda(rank.rank() as u32));
+        let gradients = group.allocate(group.device(), DType::F32, 5).unwrap();
+        let sum = group.allreduce(gradients, ReduceOp::Avg).unwrap();
+        let sum = sum.wait().unwrap();
+        assert_eq!(download::<f32>(&*group, &sum), [0.0; 5]);
+        // Numbered otherwise than its ranks.
+        let turned = group.split(&[1, 0], "turned").unwrap().unwrap();
+        assert_eq!(turned.device(), group.device());
+        assert_eq!(places(&*turned, rank.rank()), [1, 0]);
+        turned.shutdown().unwrap();
         group.shutdown().unwrap();
     });
 }
@@ -158,6 +182,17 @@ fn emu_a_rank_without_a_device_says_so() {
 }
 
 #[test]
+fn emu_a_device_without_pools_of_memory_is_refused() {
+    let emulator = Emulator::new();
+    let world = emulator.world(1).env("EMU_CUDA_NO_POOLS", "1");
+    world.run(|rank| {
+        let err = refused(rank, &Options::default());
+        assert_eq!(err.kind(), ErrorKind::Unsupported);
+        assert!(err.to_string().contains("no memory pools"), "{err}");
+    });
+}
+
+#[test]
 fn a_machine_without_a_driver_says_so() {
     World::new(1).run(|rank| {
         // SAFETY: it is the driver, if there is one.
@@ -168,6 +203,7 @@ fn a_machine_without_a_driver_says_so() {
         let err = refused(rank, &Options::default());
         assert_eq!(err.kind(), ErrorKind::Unsupported);
         assert!(err.to_string().contains("no CUDA driver"), "{err}");
+        assert!(err.to_string().contains("libcuda.so.1: cannot"), "{err}");
     });
 }
 
@@ -179,7 +215,7 @@ fn emu_memory_of_others_is_refused_and_changes_nothing() {
         assert_eq!(host.unwrap_err().kind(), ErrorKind::Unsupported);
         let tagged = group.send(upload(&*group, &[1u8]).freeze(), 1 - rank.rank(), 7);
         assert!(tagged.unwrap_err().to_string().contains("tag 0"));
-        let other = phalanx_pg::Device::Cuda(1 - rank.rank() as u32);
+        let other = Device::Cuda(1 - rank.rank() as u32);
         let err = group.allocate(other, DType::F32, 1).unwrap_err();
         assert_eq!(err.kind(), ErrorKind::Unsupported, "{err}");
         assert_eq!(group.sequence(), 0);

@@ -3,47 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use phalanx_native::NativeGroup;
-use phalanx_nccl::NcclGroup;
-use phalanx_pg::registry::{self, GroupInit};
-use phalanx_pg::{DType, Device, ProcessGroup};
+use phalanx_pg::DType;
 use phalanx_reducer::{GradTarget, GradView, ParamSpec, Reducer, ReducerConfig, Sync};
-use phalanx_testkit::Rank;
 
 use crate::device::{Emulator, count};
+use crate::scenarios::ddp::{connect_both, replay_all};
 use crate::scenarios::{download, upload};
-
-#[path = "../../../ddp/tests/common/golden.rs"]
-mod golden;
-
-/// Host memory by the native backend, device memory by NCCL: as a program with GPUs would have it.
-fn connect(rank: &Rank) -> Arc<dyn ProcessGroup> {
-    registry::register("native", NativeGroup::connect).unwrap();
-    registry::register("nccl", NcclGroup::connect).unwrap();
-    let mut init = GroupInit::new(rank.store(), rank.rank(), rank.size());
-    init.timeout = Duration::from_secs(60);
-    registry::create("cpu:native,cuda:nccl", &init).unwrap()
-}
-
-fn replay_all(rank: &Rank) {
-    let group = connect(rank);
-    let (mut replayed, mut left_out) = (0, 0);
-    for case in golden::load(rank.size()) {
-        // Compressing on the device takes a kernel, which a hook of a framework's would bring.
-        if case["hook"]
-            .as_str()
-            .is_some_and(|hook| hook.ends_with("compress"))
-        {
-            left_out += 1;
-            continue;
-        }
-        golden::replay(&case, Arc::clone(&group));
-        replayed += 1;
-    }
-    println!("{replayed} cases replayed, {left_out} left out");
-    assert!(replayed >= 10 && left_out <= 2, "{replayed} and {left_out}");
-    group.shutdown().unwrap();
-}
 
 #[test]
 fn emu_ddp_gives_pytorchs_numbers_with_two_ranks() {
@@ -67,9 +32,9 @@ fn emu_ddp_gives_pytorchs_numbers_with_four_ranks() {
 fn emu_gradients_on_a_device_do_not_pass_by_the_host() {
     const LEN: usize = 5000;
     Emulator::new().world(2).run(|rank| {
-        let group = connect(rank);
+        let group = connect_both(rank, Duration::from_secs(60));
         let params = (0..3).map(|slot| ParamSpec {
-            device: Device::Cuda(rank.rank() as u32),
+            device: group.device(),
             ..ParamSpec::new(format!("p{slot}"), [LEN], DType::F32)
         });
         let config = ReducerConfig::default();

@@ -1,21 +1,17 @@
 //! What goes wrong, and what every rank then says.
 
+mod handed_over;
+mod stuck;
+
 use std::time::{Duration, Instant};
 
 use phalanx_nccl::Options;
-use phalanx_pg::{
-    Call, CallKind, CallOptions, Error, ErrorKind, ProcessGroup, ProcessGroupExt, ReduceOp,
-};
-use phalanx_testkit::{End, Rank, World};
+use phalanx_pg::{Call, CallKind, CallOptions, Error, ErrorKind, ProcessGroup, ProcessGroupExt};
+use phalanx_testkit::{End, World};
 
 use crate::device::Emulator;
-use crate::scenarios::{Group, connect_with, download, upload};
-
-/// Long for an operation, short for a test.
-const LIMIT: Duration = Duration::from_millis(700);
-
-/// Longer than any error may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::scenarios::faults::{self as scenarios, LIMIT, PATIENCE, connect, goes_on, sum};
+use crate::scenarios::{connect_with, download, upload};
 
 /// How often each fault is tried: five times, or as often as `cargo xtask soak nccl` asks. Not a
 /// variable of Phalanx's: the harness takes those away from ranks, which must count as far.
@@ -26,18 +22,6 @@ fn repeated(test: impl Fn(World)) {
     for _ in 0..times {
         test(emulator.world(2));
     }
-}
-
-fn connect(rank: &Rank, name: &str) -> Group {
-    connect_with(rank, &Options::default(), name, Duration::from_secs(60))
-}
-
-fn sum(group: &dyn ProcessGroup, limit: Duration) -> Result<Vec<f32>, Error> {
-    let options = CallOptions::default().with_timeout(limit);
-    let mine = upload(group, &[1.0f32; 100]);
-    let work = group.with(options).allreduce(mine, ReduceOp::Sum)?;
-    let sum = work.synchronize()?;
-    Ok(download(group, &sum))
 }
 
 /// The first operation works, the second is disturbed: its error.
@@ -51,17 +35,8 @@ fn second_fails(group: &dyn ProcessGroup) -> Error {
     assert_eq!(err.place().rank, Some(group.rank()), "{err}");
     let later = sum(group, PATIENCE).expect_err("the group is broken");
     assert_eq!(later.kind(), ErrorKind::Broken, "{later}");
+    assert_eq!(later.place().seq, Some(2), "{later}");
     err
-}
-
-/// The process goes on: another group of the same ranks works.
-fn goes_on(rank: &Rank) {
-    let group = connect(rank, "again");
-    assert_eq!(
-        sum(&*group, PATIENCE).expect("a new group works"),
-        [2.0; 100]
-    );
-    group.shutdown().expect("an orderly end");
 }
 
 #[test]
@@ -86,7 +61,13 @@ fn emu_an_asynchronous_error_reaches_every_rank() {
             let err = second_fails(&*group);
             let text = err.to_string();
             match rank.rank() {
-                1 => assert!(text.contains("ncclInternalError"), "{text}"),
+                1 => {
+                    assert!(text.contains("ncclInternalError"), "{text}");
+                    let later = sum(&*group, PATIENCE).expect_err("the group is broken");
+                    let cause = later.cause().expect("it says why");
+                    let place = (cause.place().call, cause.place().seq);
+                    assert_eq!(place, (Some(CallKind::AllReduce), Some(1)), "{later}");
+                }
                 _ => assert!(
                     text.contains("ncclInternalError") || text.contains("not finished"),
                     "{text}"
@@ -229,15 +210,7 @@ fn emu_a_rank_that_dies_is_a_timeout_or_a_lost_peer() {
 fn emu_an_abort_ends_the_others_operations_at_once() {
     repeated(|world| {
         world.run(|rank| {
-            let group = connect(rank, "world");
-            assert_eq!(sum(&*group, PATIENCE).expect("it works"), [2.0; 100]);
-            if rank.rank() == 0 {
-                group.abort("rank 0 has had enough");
-            }
-            let err = sum(&*group, PATIENCE).expect_err("aborted");
-            assert!(err.to_string().contains("rank 0 has had enough"), "{err}");
-            drop(group);
-            goes_on(rank);
+            scenarios::abort(rank);
         });
     });
 }
@@ -246,14 +219,7 @@ fn emu_an_abort_ends_the_others_operations_at_once() {
 fn emu_a_rank_that_never_comes_is_a_timeout_of_the_first_operation() {
     repeated(|world| {
         world.run(|rank| {
-            let group = connect(rank, "world");
-            if rank.rank() == 0 {
-                let err = sum(&*group, LIMIT).expect_err("nobody comes");
-                assert_eq!(err.kind(), ErrorKind::Timeout, "{err:?}");
-                assert_eq!(err.place().seq, Some(0), "{err}");
-                rank.store().set("seen", b"").expect("the store");
-            }
-            rank.store().wait(&["seen"]).expect("rank 0 has seen it");
+            scenarios::never_comes(rank);
         });
     });
 }

@@ -1,6 +1,14 @@
 //! Streams, events and who owns memory until when.
 
-use phalanx_pg::{Buffer, Call, ProcessGroup, ProcessGroupExt};
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::{CudaContext, result};
+use phalanx_pg::{Buffer, Call, ProcessGroup, ProcessGroupExt, ReduceOp, State, Work, WorkStatus};
 
 use crate::device::{Emulator, count};
 use crate::scenarios::{self, connect, download, upload};
@@ -94,5 +102,75 @@ fn emu_batched_messages_are_one_group_call() {
 fn emu_operators_and_types_are_nccls() {
     Emulator::new().world(2).run(|rank| {
         scenarios::operators(rank);
+    });
+}
+
+/// A program with several devices has one of them current, whichever calls it makes.
+#[test]
+fn emu_the_callers_current_device_stays_current() {
+    Emulator::new().world(2).run(|rank| {
+        let other = CudaContext::new(5).unwrap();
+        other.bind_to_thread().unwrap();
+        let own = result::ctx::get_current().unwrap();
+        assert!(own.is_some());
+        let unchanged = || assert_eq!(result::ctx::get_current().unwrap(), own);
+        let group = connect(rank);
+        unchanged();
+        let mine = upload(&*group, &[1i64]);
+        unchanged();
+        let work = group.allreduce(mine, ReduceOp::Sum).unwrap();
+        unchanged();
+        let sum = work.wait().unwrap();
+        unchanged();
+        assert_eq!(download::<i64>(&*group, &sum), [2]);
+        drop(sum);
+        group.barrier().unwrap();
+        unchanged();
+        group.shutdown().unwrap();
+        drop(group);
+        unchanged();
+    });
+}
+
+/// Asks how the operation ended when it is told that it has, as an executor's may.
+struct Curious {
+    status: WorkStatus,
+    asked: AtomicBool,
+}
+
+impl Wake for Curious {
+    fn wake(self: Arc<Self>) {
+        let ended = matches!(self.status.state(), State::Succeeded);
+        self.asked.store(ended, Ordering::Release);
+    }
+}
+
+#[test]
+fn emu_who_is_woken_may_ask_how_it_ended() {
+    Emulator::new().world(2).run(|rank| {
+        let group = connect(rank);
+        let work: Work<Buffer> = group
+            .allreduce(upload(&*group, &[1i64]), ReduceOp::Sum)
+            .unwrap();
+        let curious = Arc::new(Curious {
+            status: work.status(),
+            asked: AtomicBool::new(false),
+        });
+        let waker = Waker::from(Arc::clone(&curious));
+        let mut work = pin!(work);
+        let start = Instant::now();
+        let mut context = Context::from_waker(&waker);
+        // It may be over at once; otherwise whoever ends it wakes.
+        if work.as_mut().poll(&mut context).is_pending() {
+            while !curious.asked.load(Ordering::Acquire) {
+                assert!(start.elapsed() < Duration::from_secs(30), "nobody wakes");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert!(matches!(
+                work.as_mut().poll(&mut context),
+                Poll::Ready(Ok(_))
+            ));
+        }
+        group.shutdown().unwrap();
     });
 }

@@ -1,5 +1,8 @@
 //! What one rank does in a test, on whatever device there is: emulated or real.
 
+pub(crate) mod ddp;
+pub(crate) mod faults;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -9,7 +12,7 @@ use phalanx_conformance::group::{Level, OnDevice, run_rank};
 use phalanx_nccl::{NcclGroup, Options};
 use phalanx_pg::registry::GroupInit;
 use phalanx_pg::{
-    Buffer, Call, DType, Device, Element, Error, ProcessGroup, ProcessGroupExt, RawStream, ReduceOp,
+    Buffer, Call, DType, Element, Error, ProcessGroup, ProcessGroupExt, RawStream, ReduceOp,
 };
 use phalanx_testkit::Rank;
 
@@ -27,13 +30,8 @@ pub(crate) fn connect_with(rank: &Rank, options: &Options, name: &str, timeout: 
     NcclGroup::connect_with(&init, options).expect("a group")
 }
 
-/// The device of a rank: on one host every rank has its own.
-pub(crate) fn device(group: &dyn ProcessGroup) -> Device {
-    Device::Cuda(group.global_ranks()[group.rank()] as u32)
-}
-
 pub(crate) fn upload<T: Element>(group: &dyn ProcessGroup, values: &[T]) -> Buffer {
-    let room = group.allocate(device(group), T::DTYPE, values.len());
+    let room = group.allocate(group.device(), T::DTYPE, values.len());
     let mut buffer = room.expect("device memory");
     let host = Buffer::from_slice(values);
     group
@@ -43,11 +41,16 @@ pub(crate) fn upload<T: Element>(group: &dyn ProcessGroup, values: &[T]) -> Buff
 }
 
 pub(crate) fn download<T: Element>(group: &dyn ProcessGroup, buffer: &Buffer) -> Vec<T> {
+    try_download(group, buffer).expect("a copy")
+}
+
+pub(crate) fn try_download<T: Element>(
+    group: &dyn ProcessGroup,
+    buffer: &Buffer,
+) -> Result<Vec<T>, Error> {
     let mut host = Buffer::zeroed(buffer.dtype(), buffer.len());
-    group
-        .copy(buffer, 0..buffer.len(), &mut host, 0)
-        .expect("a copy");
-    host.to_vec().expect("host memory")
+    group.copy(buffer, 0..buffer.len(), &mut host, 0)?;
+    host.to_vec()
 }
 
 /// The program's own stream, as a framework would have one, with a gate that holds it up.
@@ -94,17 +97,27 @@ impl Producer {
     }
 }
 
+/// Makes the communicator and connects its ranks. Before a gate is closed: on a real device that
+/// may wait for what is on the streams.
+fn warm_up(group: &dyn ProcessGroup) {
+    let sum = group.allreduce(upload(group, &[1i64]), ReduceOp::Sum);
+    let sum = sum.expect("accepted").synchronize().expect("succeeds");
+    assert_eq!(download::<i64>(group, &sum), [group.size() as i64]);
+}
+
 /// An operation issued before its input is there waits for it; the host waits for neither.
 ///
 /// Returns what came out. The input is two copies behind a closed gate.
 pub(crate) fn sum_of_late_input(rank: &Rank, per_thread: bool) -> Result<Vec<f32>, Error> {
     let producer = Producer::new(rank);
     let mut options = Options::default();
-    options.stream = Some(producer.raw());
+    // SAFETY: of the rank's device; the producer outlives the group and its memory.
+    unsafe { options.set_stream(producer.raw()) };
     let group = connect_with(rank, &options, "world", Duration::from_secs(60));
+    warm_up(&*group);
     let values = upload(&*group, &[rank.rank() as f32 + 1.0; 1000]);
     let mut input = group
-        .allocate(device(&*group), DType::F32, 1000)
+        .allocate(group.device(), DType::F32, 1000)
         .expect("device memory");
     if per_thread {
         input = on_thread_stream(input);
@@ -137,15 +150,17 @@ fn on_thread_stream(buffer: Buffer) -> Buffer {
 pub(crate) fn dropped_works_keep_their_memory(rank: &Rank) {
     let producer = Producer::new(rank);
     let mut options = Options::default();
-    options.stream = Some(producer.raw());
+    // SAFETY: of the rank's device; the producer outlives the group and its memory.
+    unsafe { options.set_stream(producer.raw()) };
     let group = connect_with(rank, &options, "world", Duration::from_secs(60));
+    warm_up(&*group);
     // The stream of the last operation's memory is another one: nothing but the operation itself
     // keeps the first ones' alive.
     let inputs: Vec<Buffer> = (0..20)
         .map(|i| upload(&*group, &[i as f32; 5000]))
         .collect();
     let gate = group
-        .allocate(device(&*group), DType::F32, 1)
+        .allocate(group.device(), DType::F32, 1)
         .expect("device memory");
     producer.close_gate(gate.stream());
     for input in inputs {
@@ -221,7 +236,7 @@ pub(crate) fn operators(rank: &Rank) {
     let sum = run(upload(&*group, &[bf16::from_f32(me); 5]), ReduceOp::Sum);
     assert_eq!(download::<bf16>(&*group, &sum), [bf16::from_f32(total); 5]);
     let mut truths = group
-        .allocate(device(&*group), DType::Bool, 2)
+        .allocate(group.device(), DType::Bool, 2)
         .expect("device memory");
     let own = Buffer::from_bools(&[rank.rank() == 1, false]);
     group.copy(&own, 0..2, &mut truths, 0).expect("a copy");
@@ -233,7 +248,7 @@ pub(crate) fn operators(rank: &Rank) {
 /// The process group suite.
 pub(crate) fn suite(rank: &Rank, options: &Options) -> phalanx_conformance::group::Report {
     let group = connect_with(rank, options, "world", Duration::from_secs(60));
-    let device = device(&*group);
+    let device = group.device();
     let group: Group = Arc::new(OnDevice::new(group, device));
     let report = run_rank(&group, Level::Sample);
     group.shutdown().expect("an orderly end");

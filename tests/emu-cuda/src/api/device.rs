@@ -87,7 +87,8 @@ extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device:
         let known = match attribute {
             75 => 9,
             10 => 32,
-            16 | 41 | 115 => 1,
+            16 | 41 => 1,
+            115 => c_int::from(std::env::var_os("EMU_CUDA_NO_POOLS").is_none()),
             _ => 0,
         };
         give!(value, known);
