@@ -267,9 +267,10 @@ fn ranks_that_call_different_things_are_not_said_to_be_late() {
 fn a_process_that_has_dropped_the_whole_is_not_said_to_have_ended() {
     World::new(3).deadline(DEADLINE).run(|ctx| {
         let world = connect(ctx);
+        let over = ["over/0", "over/2"];
         if ctx.rank() == 1 {
             drop(world);
-            ctx.store().wait(&["over/0", "over/2"]).unwrap();
+            ctx.store().wait(&over).unwrap();
             return;
         }
         let err = world
@@ -281,6 +282,8 @@ fn a_process_that_has_dropped_the_whole_is_not_said_to_have_ended() {
         ctx.store()
             .set(&format!("over/{}", ctx.rank()), b"")
             .unwrap();
+        // The other must not find this one gone first.
+        ctx.store().wait(&over).unwrap();
     });
 }
 
