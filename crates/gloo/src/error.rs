@@ -37,7 +37,7 @@ impl GlooError {
     pub(crate) fn into_error(self) -> Error {
         let text = self.text.trim();
         let text = match self.kind() {
-            ErrorKind::Timeout => format!("not all ranks came in time (gloo: {text})"),
+            ErrorKind::Timeout => format!("out of time (gloo: {text})"),
             ErrorKind::PeerLost => format!("a rank is gone (gloo: {text})"),
             // Our own words.
             ErrorKind::Store => text.to_owned(),

@@ -105,8 +105,13 @@ impl Member {
                 return Some(Error::broken_by(&cause));
             }
             let gone = seat.members.iter().position(|rank| gone(&rank))?;
-            let what = format!("rank {gone} is gone: its process has ended");
-            Some(Error::new(ErrorKind::PeerLost, what).from_peer(gone))
+            let parent = seat.parent;
+            let left = parent.is_some_and(|parent| parent.has_left(seat.members[gone]));
+            let (kind, did) = match left {
+                true => (ErrorKind::Aborted, "has dropped the group to be split"),
+                false => (ErrorKind::PeerLost, "is gone: its process has ended"),
+            };
+            Some(Error::new(kind, format!("rank {gone} {did}")).from_peer(gone))
         };
         let keys = Keys::new(&*domain.store, &seat.prefix, seat.limit, &give_up);
         let context = Self::connect(domain, seat, &keys).map_err(|err| {
@@ -358,6 +363,12 @@ impl Member {
         }
         drop(state);
         self.changed.notify_all();
+    }
+
+    /// Whether a process has said that it drops the group.
+    fn has_left(&self, world_rank: usize) -> bool {
+        let rank = self.rank_of(world_rank);
+        rank.is_some_and(|rank| self.state.lock().left[rank].is_some())
     }
 
     fn rank_of(&self, world_rank: usize) -> Option<usize> {

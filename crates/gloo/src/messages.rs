@@ -93,12 +93,15 @@ impl Messages {
     /// Refuses before anything is posted.
     pub(crate) fn admit(&self, calls: usize) -> Result<()> {
         let state = self.state.lock();
-        let full = match () {
-            () if state.posted + calls > MAX_OUTSTANDING => MAX_OUTSTANDING,
-            () if state.queues.len() + calls > MAX_QUEUES => MAX_QUEUES,
+        let what = match () {
+            () if state.posted + calls > MAX_OUTSTANDING => {
+                format!("{MAX_OUTSTANDING} messages are outstanding, wait for some")
+            }
+            () if state.queues.len() + calls > MAX_QUEUES => format!(
+                "messages wait in {MAX_QUEUES} queues, one for each peer and tag; wait for some"
+            ),
             () => return Ok(()),
         };
-        let what = format!("{full} messages are outstanding, wait for some");
         Err(Error::new(ErrorKind::QueueFull, what))
     }
 

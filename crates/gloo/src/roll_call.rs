@@ -14,15 +14,18 @@ const ANSWERS: Duration = Duration::from_millis(500);
 impl Member {
     /// The error of collective `seq` that has run out of time, with those who have not come to it.
     pub(crate) fn blame(&self, err: Error, seq: u64) -> Error {
+        let gloos = err.message();
         if self.domain().service.is_none() {
-            return err;
+            let what = format!("not all ranks came in time, or not to the same call: {gloos}");
+            return Error::new(err.kind(), what);
         }
         match &self.call_roll(seq)[..] {
-            [] => err,
-            absent => {
-                let did = format!("did not come: {}", err.message());
-                Error::of_ranks(err.kind(), absent, &did)
+            [] => {
+                let what = "all ranks came, but the data did not; do they call the same, with the \
+                            same root? PHALANX_DEBUG=detail tells";
+                Error::new(err.kind(), format!("{what}: {gloos}"))
             }
+            absent => Error::of_ranks(err.kind(), absent, &format!("did not come: {gloos}")),
         }
     }
 

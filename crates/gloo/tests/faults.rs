@@ -134,6 +134,37 @@ fn a_message_of_no_elements_may_come_from_anybody() {
 }
 
 #[test]
+fn messages_of_too_many_tags_are_refused_before_any_is_lost() {
+    World::new(2).deadline(DEADLINE).run(|ctx| {
+        let group = connect(ctx);
+        let value = |tag: u32| f64::from(tag);
+        if ctx.rank() == 1 {
+            ctx.store().wait(&["refused"]).unwrap();
+            for tag in 0..1024 {
+                let data = Buffer::from_vec(vec![value(tag)]).freeze();
+                group.send(data, 0, tag).unwrap().wait().unwrap();
+            }
+            group.shutdown().unwrap();
+            return;
+        }
+        let recv = |tag| group.recv(Buffer::zeroed(DType::F64, 1), 1, tag);
+        let open: Vec<_> = (0..1024).map(|tag| recv(tag).unwrap()).collect();
+        let err = recv(1024).expect_err("it would need one more queue");
+        assert_eq!(err.kind(), ErrorKind::QueueFull, "{err:?}");
+        let told = "1024 queues, one for each peer and tag";
+        assert!(err.to_string().contains(told), "{err}");
+        ctx.store().set("refused", b"").unwrap();
+        for (tag, work) in (0..).zip(open) {
+            assert_eq!(
+                work.wait().unwrap().as_slice::<f64>().unwrap(),
+                [value(tag)]
+            );
+        }
+        group.shutdown().unwrap();
+    });
+}
+
+#[test]
 fn what_a_rank_has_sent_comes_also_if_it_drops_the_group_at_once() {
     World::new(3).deadline(DEADLINE).run(|ctx| {
         let group = connect(ctx);
@@ -199,6 +230,60 @@ fn a_collective_that_runs_out_of_time_names_those_who_did_not_come() {
         ctx.store()
             .set(&format!("late/{}", ctx.rank()), b"")
             .unwrap();
+    });
+}
+
+#[test]
+fn ranks_that_call_different_things_are_not_said_to_be_late() {
+    World::new(3).deadline(DEADLINE).run(|ctx| {
+        let group = connect(ctx);
+        group.barrier().unwrap();
+        let options = CallOptions::blocking().with_timeout(Duration::from_secs(1));
+        let group = group.with(options);
+        let ended = match ctx.rank() {
+            0 => group.barrier(),
+            _ => {
+                let sum = group.allreduce(Buffer::zeroed(DType::F32, LEN), ReduceOp::Sum);
+                sum.and_then(|work| work.wait()).map(drop)
+            }
+        };
+        let err = ended.expect_err("they do not meet");
+        // Others may still ask this rank.
+        let own = format!("over/{}", ctx.rank());
+        ctx.store().set(&own, b"").unwrap();
+        ctx.store().wait(&["over/0", "over/1", "over/2"]).unwrap();
+        assert_eq!(err.kind(), ErrorKind::Timeout, "{err:?}");
+        let text = err.to_string();
+        assert!(
+            text.contains("all ranks came, but the data did not"),
+            "{text}"
+        );
+        assert!(text.contains("PHALANX_DEBUG=detail"), "{text}");
+        assert!(!text.contains("not all ranks came"), "{text}");
+    });
+}
+
+#[test]
+fn a_process_that_has_dropped_the_whole_is_not_said_to_have_ended() {
+    World::new(3).deadline(DEADLINE).run(|ctx| {
+        let world = connect(ctx);
+        let over = ["over/0", "over/2"];
+        if ctx.rank() == 1 {
+            drop(world);
+            ctx.store().wait(&over).unwrap();
+            return;
+        }
+        let err = world
+            .new_group(&[0, 1, 2], "all")
+            .expect_err("rank 1 is not there");
+        let seen = (err.kind(), err.peer());
+        assert_eq!(seen, (ErrorKind::Aborted, Some(1)), "{err}");
+        assert!(err.to_string().contains("rank 1 has dropped"), "{err}");
+        ctx.store()
+            .set(&format!("over/{}", ctx.rank()), b"")
+            .unwrap();
+        // The other must not find this one gone first.
+        ctx.store().wait(&over).unwrap();
     });
 }
 

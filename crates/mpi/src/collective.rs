@@ -11,7 +11,7 @@ use phalanx_pg::{
 use crate::comm::{Comm, MAX_COUNT};
 use crate::flight::{Flight, Source};
 use crate::hello::MAX_INLINE;
-use crate::member::{EXCHANGE, Member};
+use crate::member::{EXCHANGE, Member, Needs};
 
 /// One collective in its turn.
 pub(crate) struct Round<'a> {
@@ -286,8 +286,13 @@ impl Round<'_> {
             let what = "not all ranks have given their part in time";
             Error::new(ErrorKind::Timeout, what)
         };
-        self.member
-            .poll(self.seq, self.deadline, flight, Flight::test, late)
+        self.member.poll(
+            Needs::All(self.seq),
+            self.deadline,
+            flight,
+            Flight::test,
+            late,
+        )
     }
 }
 

@@ -16,7 +16,7 @@ use phalanx_pg::{Error, ErrorKind, Result, group_identity};
 use crate::comm::Comm;
 use crate::flight::take;
 use crate::library::{Unfinished, library};
-use crate::member::{FORMING, Member};
+use crate::member::{FORMING, Member, Needs};
 
 /// What members of a group to be say to each other; behind it comes the group.
 const HERE: u8 = 1;
@@ -108,8 +108,11 @@ impl Member {
             self.timeout().as_secs_f64()
         );
         let parent = Arc::clone(self);
+        let members = plan.ranks.clone();
         let make = move || parent.make(&plan);
-        let made = apart(make, deadline, &late, || self.look_around(u64::MAX));
+        let made = apart(make, deadline, &late, || {
+            self.look_around(Needs::Only(&members))
+        });
         if let Err(err) = &made
             && err.kind() == ErrorKind::Timeout
         {
@@ -131,7 +134,8 @@ impl Member {
                 false => Ok(self.follow(plan, promised)),
             }
         };
-        self.poll(u64::MAX, deadline, promised, ready, |_| self.absent(plan))?;
+        let needs = Needs::Only(&plan.ranks);
+        self.poll(needs, deadline, promised, ready, |_| self.absent(plan))?;
         if leads {
             self.tell_members(plan, GO);
         }

@@ -136,6 +136,12 @@ impl Hello {
         (self.comm.rank() + self.distance) % self.comm.size()
     }
 
+    /// Whether this rank has heard that another has come, from that one or by way of others.
+    pub(crate) fn knows(&self, rank: usize) -> bool {
+        let size = self.comm.size();
+        (rank + size - self.comm.rank()) % size < self.distance
+    }
+
     /// Everybody's data, by rank, or the error of ranks that call different things; and the room.
     ///
     /// # Panics

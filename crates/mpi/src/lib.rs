@@ -48,5 +48,6 @@ mod member;
 mod messages;
 #[expect(unsafe_code, reason = "calls into the library, and back")]
 mod operators;
+mod roll_call;
 
 pub use group::MpiGroup;

@@ -10,6 +10,8 @@ use mpi::ffi;
 use parking_lot::{RwLock, RwLockReadGuard};
 use phalanx_pg::{Error, ErrorKind, Result};
 
+use crate::member::leave_all;
+
 /// How long the end of the process waits for calls that other threads are in.
 const LAST_CALLS: Duration = Duration::from_secs(2);
 
@@ -113,6 +115,8 @@ fn start() -> Result<Library> {
 }
 
 extern "C" fn finish() {
+    // MPI_Finalize waits for all processes, which may be waiting for this one.
+    leave_all();
     let start = Instant::now();
     while UNFINISHED.load(Ordering::Acquire) > 0 && start.elapsed() < LAST_CALLS {
         std::thread::sleep(Duration::from_millis(1));

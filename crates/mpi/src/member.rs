@@ -1,7 +1,7 @@
 //! One rank of one group: what it runs, what it is told, and how it ends.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -40,6 +40,19 @@ const NAP: Duration = Duration::from_micros(100);
 /// Between the polls of an operation that its caller has given up.
 const WITHOUT_CALLER: Duration = Duration::from_millis(1);
 
+/// The groups of this process, for its end.
+static GROUPS: Mutex<Vec<Weak<Member>>> = Mutex::new(Vec::new());
+
+/// Tells the members of all groups that are in use that this process has ended.
+pub(crate) fn leave_all() {
+    let groups = GROUPS.lock().clone();
+    for group in groups.iter().filter_map(Weak::upgrade) {
+        if group.is_in_use() {
+            group.leave("ended its process without a shutdown");
+        }
+    }
+}
+
 pub(crate) struct Member {
     place: Place,
     members: Vec<usize>,
@@ -50,13 +63,18 @@ pub(crate) struct Member {
     control: Arc<Comm>,
     lane: OnceLock<Weak<Lane>>,
     state: Mutex<State>,
-    broken: AtomicBool,
+    /// What broke the group. Messages may outlive its lane.
+    cause: OnceLock<Error>,
     issued: PointToPoint,
     messages: Messages,
     forming: Forming,
 }
 
-struct State {
+pub(crate) struct State {
+    /// Collectives that this rank has come to.
+    pub(crate) begun: u64,
+    /// Whether a rank has come to a collective, where it was asked.
+    pub(crate) answers: HashMap<(u64, usize), bool>,
     /// Collectives that are finished here.
     finished: u64,
     /// From which collective on a rank takes no part, and why.
@@ -67,6 +85,15 @@ struct State {
     room: Vec<u8>,
     /// Words that are going out.
     said: Vec<Flight<Vec<u8>>>,
+}
+
+/// Whom something that waits needs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Needs<'a> {
+    /// All ranks, up to this collective.
+    All(u64),
+    /// These ranks, for something outside the order of collectives.
+    Only(&'a [usize]),
 }
 
 /// A pause between polls that grows.
@@ -128,18 +155,31 @@ impl Member {
             control: Arc::new(control),
             lane: OnceLock::new(),
             state: Mutex::new(State {
+                begun: 0,
+                answers: HashMap::new(),
                 finished: 0,
                 left: vec![None; size],
                 quiet: false,
                 room: Vec::new(),
                 said: Vec::new(),
             }),
-            broken: AtomicBool::new(false),
+            cause: OnceLock::new(),
         }))
     }
 
-    pub(crate) fn attach(&self, lane: &Arc<Lane>) {
+    /// The lane is there: from now on the group is in use.
+    pub(crate) fn attach(self: &Arc<Self>, lane: &Arc<Lane>) {
         let _ = self.lane.set(Arc::downgrade(lane));
+        let mut groups = GROUPS.lock();
+        groups.retain(|group| group.strong_count() > 0);
+        groups.push(Arc::downgrade(self));
+    }
+
+    /// Neither broken, nor dropped, nor shut down.
+    fn is_in_use(&self) -> bool {
+        let lane = self.lane.get().and_then(Weak::upgrade);
+        let usable = lane.is_some_and(|lane| lane.check_usable().is_ok());
+        usable && !self.state.lock().quiet
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -170,6 +210,10 @@ impl Member {
         &self.control
     }
 
+    pub(crate) fn state(&self) -> &Mutex<State> {
+        &self.state
+    }
+
     pub(crate) fn messages(&self) -> &Messages {
         &self.messages
     }
@@ -185,7 +229,8 @@ impl Member {
 
     pub(crate) fn broken(&self) -> Option<Error> {
         let lane = self.lane.get().and_then(Weak::upgrade);
-        lane.and_then(|lane| lane.broken())
+        let cause = lane.and_then(|lane| lane.broken());
+        cause.or_else(|| self.cause.get().cloned())
     }
 
     pub(crate) fn fail(&self, cause: Error) {
@@ -194,9 +239,9 @@ impl Member {
         }
     }
 
-    /// Whether collective `seq` can still come to something; takes in what the others say.
-    pub(crate) fn look_around(&self, seq: u64) -> Result<()> {
-        if self.broken.load(Ordering::Acquire) {
+    /// Whether what waits can still come to something; takes in what the others say.
+    pub(crate) fn look_around(&self, needs: Needs<'_>) -> Result<()> {
+        if self.cause.get().is_some() {
             return Err(Error::new(ErrorKind::Aborted, "interrupted"));
         }
         while let Some((from, bytes)) = take(&self.control, WORDS)? {
@@ -209,11 +254,12 @@ impl Member {
                 Some(Word::Left(count, notice)) => {
                     self.state.lock().left[from] = Some((count, notice.to_error()));
                 }
-                Some(Word::Past) | None => {}
+                Some(Word::Past) => {}
+                None => self.hear_roll(from, &bytes),
             }
         }
         let mut state = self.state.lock();
-        match state.leaver(seq) {
+        match state.leaver(needs) {
             Some(err) => {
                 // Everybody has been told already.
                 state.quiet = true;
@@ -227,7 +273,7 @@ impl Member {
     /// polled, and what `late` makes its error of.
     pub(crate) fn poll<T>(
         &self,
-        seq: u64,
+        needs: Needs<'_>,
         deadline: Instant,
         on: &mut T,
         test: impl Fn(&mut T) -> Result<bool>,
@@ -239,7 +285,7 @@ impl Member {
                 return Ok(());
             }
             if pace.step() {
-                self.look_around(seq)?;
+                self.look_around(needs)?;
                 if Instant::now() >= deadline {
                     return Err(late(on));
                 }
@@ -249,18 +295,8 @@ impl Member {
 
     /// Waits until all have said hello.
     fn wait_for(&self, hello: &mut Hello, seq: u64, deadline: Instant) -> Result<()> {
-        let late = |hello: &Hello| self.late(hello.awaited());
-        self.poll(seq, deadline, hello, Hello::advance, late)
-    }
-
-    fn late(&self, awaited: usize) -> Error {
-        let others = "which did not come in time, or waits for one that did not";
-        let what = format!("waiting for rank {awaited}, {others}");
-        let err = Error::new(ErrorKind::Timeout, what);
-        match self.size() {
-            2 => err.from_peer(awaited),
-            _ => err,
-        }
+        let late = |hello: &Hello| self.blame(hello, seq);
+        self.poll(Needs::All(seq), deadline, hello, Hello::advance, late)
     }
 
     /// Sends a few bytes, without waiting until they have come.
@@ -373,16 +409,23 @@ impl Member {
 }
 
 impl State {
-    /// Why collective `seq` cannot be, if a rank has left before it.
-    fn leaver(&self, seq: u64) -> Option<Error> {
-        let mut left = self.left.iter().flatten();
-        left.find(|(count, _)| *count <= seq)
-            .map(|(_, err)| err.clone())
+    /// Why something cannot be, if a rank that it needs has left before it.
+    fn leaver(&self, needs: Needs<'_>) -> Option<Error> {
+        let mut left = (0..).zip(&self.left).filter_map(|(rank, left)| {
+            let (count, err) = left.as_ref()?;
+            Some((rank, *count, err))
+        });
+        let needed = left.find(|(rank, count, _)| match needs {
+            Needs::All(seq) => *count <= seq,
+            Needs::Only(ranks) => ranks.contains(rank),
+        });
+        needed.map(|(_, _, err)| err.clone())
     }
 }
 
 impl Engine for Member {
     fn run(&self, call: Call, turn: &Turn) -> Result<Done> {
+        self.state.lock().begun = turn.seq + 1;
         let result = match call {
             Call::Batch(_) => self.run_batch(call, turn),
             call => self.run_one(call, turn),
@@ -395,7 +438,7 @@ impl Engine for Member {
     }
 
     fn interrupt(&self, cause: &Error) {
-        self.broken.store(true, Ordering::Release);
+        let _ = self.cause.set(cause.clone());
         if !self.state.lock().quiet {
             let notice = Notice::of(cause, self.rank());
             self.tell_all(&Word::Broken(notice));

@@ -16,7 +16,7 @@ use phalanx_pg::{
 use crate::comm::Comm;
 use crate::flight::{Flight, Source};
 use crate::library::library;
-use crate::member::{Member, Pace, RESERVED};
+use crate::member::{Member, Needs, Pace, RESERVED};
 
 /// How long the thread stays when there is nothing to do.
 const IDLE: Duration = Duration::from_millis(100);
@@ -193,13 +193,19 @@ impl Member {
                 messages.state.lock().outstanding -= ended;
                 messages.changed.notify_all();
                 pace = Pace::new();
-            } else if pace.step()
-                && let Err(err) = self.look_around(u64::MAX)
-                && self.broken().is_none()
-            {
-                // A rank has left, and somebody here waits: maybe for that one.
-                self.fail_those_for(&mut mine, &err);
+            } else if pace.step() {
+                self.look_around_for(&mine);
             }
+        }
+    }
+
+    /// Breaks the group if somebody here waits for a rank that has left.
+    fn look_around_for(&self, mine: &[Started]) {
+        let peers: Vec<usize> = mine.iter().filter_map(|started| started.peer).collect();
+        if let Err(err) = self.look_around(Needs::Only(&peers))
+            && self.broken().is_none()
+        {
+            self.fail(err);
         }
     }
 
@@ -222,13 +228,6 @@ impl Member {
             }
         }
         open
-    }
-
-    fn fail_those_for(&self, mine: &mut [Started], err: &Error) {
-        let gone = err.peer();
-        if mine.iter().any(|started| started.peer == gone) {
-            self.fail(err.clone());
-        }
     }
 }
 

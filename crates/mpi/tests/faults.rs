@@ -24,6 +24,30 @@ fn an_operation_that_takes_too_long_breaks_the_group_for_everybody() {
 }
 
 #[test]
+fn a_collective_that_runs_out_of_time_names_those_who_did_not_come() {
+    mpirun(5).run(|ctx| {
+        let group = connect(ctx);
+        group.barrier().unwrap();
+        let late = ["late/0", "late/2", "late/4"];
+        if [1, 3].contains(&ctx.rank()) {
+            ctx.store().wait(&late).unwrap();
+            return;
+        }
+        let options = CallOptions::blocking().with_timeout(Duration::from_secs(1));
+        let sum = group
+            .with(options)
+            .allreduce(Buffer::zeroed(DType::F32, LEN), ReduceOp::Sum);
+        let err = sum.and_then(|work| work.wait()).expect_err("two are late");
+        let seen = (err.kind(), err.peer());
+        assert_eq!(seen, (ErrorKind::Timeout, Some(1)), "{err:?}");
+        assert!(err.to_string().contains("ranks 1, 3 did not come"), "{err}");
+        let own = format!("late/{}", ctx.rank());
+        ctx.store().set(&own, b"").unwrap();
+        ctx.store().wait(&late).unwrap();
+    });
+}
+
+#[test]
 fn a_rank_that_another_launcher_has_started_is_not_taken_for_a_world_of_one() {
     World::new(1).env("WORLD_SIZE", "2").run(|_| {
         let err = MpiGroup::world(TIMEOUT).expect_err("there are two");
@@ -67,6 +91,9 @@ fn a_rank_that_gives_up_leaves_nobody_behind_in_mpi() {
 
 /// Long enough for ranks that are there.
 const SHORT: Duration = Duration::from_secs(3);
+
+/// For what nobody answers.
+const IN_VAIN: Duration = Duration::from_secs(15);
 
 #[test]
 fn a_rank_that_is_late_to_form_a_group_is_named_and_nobody_waits_for_ever() {
@@ -145,6 +172,86 @@ fn a_process_that_ends_with_a_thread_inside_mpi_ends_the_job() {
         },
         |outcome| assert_eq!(outcome.rank(1).end, End::Lost, "{}", outcome.report()),
     );
+}
+
+#[test]
+fn a_process_that_exits_with_a_group_in_use_is_named_to_the_others() {
+    mpirun(3).check(
+        |ctx| {
+            let world = MpiGroup::world(IN_VAIN).unwrap();
+            let part = world.new_group(&[0, 1, 2], "part").unwrap().unwrap();
+            let ours = || Buffer::from_vec(vec![1i64; 100]);
+            if ctx.rank() == 1 {
+                let _open = world.allreduce(ours(), ReduceOp::Sum).unwrap();
+                std::process::exit(0);
+            }
+            let waits = part.recv(ours(), 1, 3).unwrap();
+            let sum = world.allreduce(ours(), ReduceOp::Sum).unwrap().wait();
+            // It may have had its part in the sum.
+            let ended = sum.and_then(|_| world.barrier());
+            for err in [ended, waits.wait().map(drop)] {
+                let err = err.expect_err("rank 1 has ended");
+                let seen = (err.kind(), err.peer());
+                assert_eq!(seen, (ErrorKind::Aborted, Some(1)), "{err}");
+                assert!(err.to_string().contains("ended its process"), "{err}");
+            }
+        },
+        |outcome| {
+            for rank in [0, 2] {
+                let end = &outcome.rank(rank).end;
+                assert_eq!(*end, End::Finished, "{}", outcome.report());
+            }
+        },
+    );
+}
+
+#[test]
+fn only_a_member_that_drops_the_whole_keeps_a_group_from_being_formed() {
+    mpirun(3).run(|ctx| {
+        let world = connect(ctx);
+        if ctx.rank() == 2 {
+            assert!(world.new_group(&[0, 1], "part").unwrap().is_none());
+            drop(world);
+            ctx.store().set("dropped", b"").unwrap();
+            return;
+        }
+        ctx.store().wait(&["dropped"]).unwrap();
+        let part = world.new_group(&[0, 1], "part").unwrap().unwrap();
+        part.barrier().unwrap();
+        let err = world
+            .new_group(&[0, 1, 2], "all")
+            .expect_err("rank 2 is not there");
+        let seen = (err.kind(), err.peer());
+        assert_eq!(seen, (ErrorKind::Aborted, Some(2)), "{err}");
+        part.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn a_drop_ends_what_this_rank_still_waits_for() {
+    mpirun(2).run(|ctx| {
+        let group = MpiGroup::world(IN_VAIN).unwrap();
+        if ctx.rank() == 1 {
+            ctx.store().wait(&["over"]).unwrap();
+            return;
+        }
+        let room = || Buffer::zeroed(DType::F32, 4);
+        let from_one = group.recv(room(), 1, 7).unwrap();
+        let from_any = group.recv_any(room(), 8).unwrap();
+        let sent = group.send(Buffer::zeroed(DType::F32, LEN).freeze(), 1, 9);
+        drop(group);
+        let ended = [
+            from_one.wait().map(drop),
+            from_any.wait().map(drop),
+            sent.unwrap().wait().map(drop),
+        ];
+        for err in ended {
+            let err = err.expect_err("nobody answers");
+            assert_eq!(err.kind(), ErrorKind::Aborted, "{err:?}");
+            assert!(err.to_string().contains("the group was dropped"), "{err}");
+        }
+        ctx.store().set("over", b"").unwrap();
+    });
 }
 
 #[test]
