@@ -10,6 +10,7 @@
 //! | `group.rs` | the [`ProcessGroup`](phalanx_pg::ProcessGroup): collectives to the lane, the rest past it |
 //! | `hello.rs` | how ranks meet before each collective, and find out that they call different things |
 //! | `forming.rs` | how ranks agree to form a group before they enter MPI for it |
+//! | `roll_call.rs` | who has not come, when the time of a collective is up |
 //! | `collective.rs` | every collective, as MPI's own or as an exchange of messages in rank order |
 //! | `messages.rs` | sends and receives, and the thread that asks how they stand |
 //! | `member.rs` | one rank of one group: what it runs, what it is told, and how it ends |

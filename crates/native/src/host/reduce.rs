@@ -59,12 +59,13 @@ impl Local {
         let to = [buf.as_ptr().as_ptr()];
         let (kernels, size) = (self.seat.kernels, self.seat.size);
         // SAFETY: the sources are announced inputs of this length, which their ranks leave alone
-        // until this one is done; the buffer is the operation's.
+        // until this one is done, and in place of the own one the buffer itself, which is the
+        // operation's: a block of it is read before it is written.
         unsafe { kernels::reduce(kernels, op, buf.dtype(), sources, &to, buf.len(), size) }
     }
 
-    /// The own slice of the `len` elements at each source, of which `buf` has some, into the memory
-    /// of all who take the result: the root, or everybody.
+    /// The own slice of the `len` elements at each source, which are of the type of `buf`, into the
+    /// memory of all who take the result: the root, or everybody.
     pub(crate) fn reduce_slice(
         &self,
         buf: &Buffer,
