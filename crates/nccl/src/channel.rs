@@ -158,7 +158,7 @@ impl Channel {
 
     /// A communicator of the same ranks, made from this one together with them.
     pub(crate) fn split(&self, rank: usize, patience: Patience<'_>) -> Result<Comm> {
-        let _calls = self.calls.lock();
+        let _calls = take_turn(&self.calls, patience)?;
         let comm = self.comm.get();
         let comm = comm.ok_or_else(|| Error::invalid("there is no communicator to split"))?;
         comm.split(rank, patience)
@@ -260,14 +260,14 @@ impl Channel {
     }
 
     /// Begins an orderly end of the communicator, if there is one.
-    pub(crate) fn begin_end(&self) -> Result<()> {
-        let _calls = self.calls.lock();
+    pub(crate) fn begin_end(&self, patience: Patience<'_>) -> Result<()> {
+        let _calls = take_turn(&self.calls, patience)?;
         self.comm.get().map_or(Ok(()), Comm::begin_end)
     }
 
     /// Ends it, together with the other ranks.
     pub(crate) fn end(&self, patience: Patience<'_>) -> Result<()> {
-        let _calls = self.calls.lock();
+        let _calls = take_turn(&self.calls, patience)?;
         self.comm.get().map_or(Ok(()), |comm| comm.end(patience))
     }
 }

@@ -415,7 +415,7 @@ impl Core {
         let channels = self.channels();
         channels
             .iter()
-            .try_for_each(|channel| channel.begin_end())?;
+            .try_for_each(|channel| channel.begin_end(&patience))?;
         channels
             .iter()
             .try_for_each(|channel| channel.end(&patience))
