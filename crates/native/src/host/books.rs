@@ -1,23 +1,66 @@
 //! Which operations a rank has announced, and what is in use for them.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use phalanx_pg::Frozen;
 use smallvec::SmallVec;
 
 use crate::shm::Mark;
 
-/// One rank's account of its operations.
+/// How far a rank has counted its operations.
 ///
 /// A call of the group is one operation here; a batch is as many as it has calls. Operations are
 /// numbered from the group's beginning, on all ranks alike, and the numbers wrap.
+///
+/// Changed by one thread at a time: by who holds the [`Books`], or by who issues a call while no
+/// other is under way. The group's lane sees to that, and its lock orders the two; so they are
+/// atomic for the compiler's sake only.
+#[derive(Debug, Default)]
+pub(crate) struct Numbers {
+    next: AtomicU32,
+    posted: AtomicU32,
+    all_done: AtomicU32,
+}
+
+impl Numbers {
+    /// The next operation to be issued.
+    pub(crate) fn next(&self) -> u32 {
+        self.next.load(Ordering::Relaxed)
+    }
+
+    /// Issues `count` operations; the first of them.
+    pub(crate) fn take(&self, count: usize) -> u32 {
+        let first = self.next();
+        let next = first.wrapping_add(count as u32);
+        self.next.store(next, Ordering::Relaxed);
+        first
+    }
+
+    /// The next operation to be announced to the peers.
+    pub(crate) fn posted(&self) -> u32 {
+        self.posted.load(Ordering::Relaxed)
+    }
+
+    /// All before `next` have been announced.
+    pub(crate) fn set_posted(&self, next: u32) {
+        self.posted.store(next, Ordering::Relaxed);
+    }
+
+    /// The lowest `done` of all ranks when last looked at.
+    pub(crate) fn all_done(&self) -> u32 {
+        self.all_done.load(Ordering::Relaxed)
+    }
+
+    /// All ranks are done with what is before `next`.
+    pub(crate) fn set_all_done(&self, next: u32) {
+        self.all_done.store(next, Ordering::Relaxed);
+    }
+}
+
+/// One rank's accounts of the calls that are under way.
 #[derive(Debug, Default)]
 pub(crate) struct Books {
-    next_op: u32,
-    /// The next operation to be announced to the peers.
-    pub(crate) posted: u32,
-    /// The lowest `done` of all ranks when last looked at.
-    pub(crate) all_done: u32,
     entries: VecDeque<Entry>,
 }
 
@@ -40,11 +83,11 @@ pub(crate) struct Entry {
 }
 
 impl Books {
-    /// Opens an account for call `seq`, which is `calls` operations.
-    pub(crate) fn open(&mut self, seq: u64, calls: usize) {
+    /// Opens an account for call `seq`, which is `calls` operations from `first_op` on.
+    pub(crate) fn open(&mut self, seq: u64, first_op: u32, calls: usize) -> &mut Entry {
         self.entries.push_back(Entry {
             seq,
-            first_op: self.next_op,
+            first_op,
             calls: calls as u32,
             marks: SmallVec::new(),
             kept: SmallVec::new(),
@@ -52,24 +95,6 @@ impl Books {
             ran: false,
             closed: false,
         });
-        self.next_op = self.next_op.wrapping_add(calls as u32);
-    }
-
-    /// The number of the next operation.
-    pub(crate) fn next_op(&self) -> u32 {
-        self.next_op
-    }
-
-    /// Takes it without an account.
-    pub(crate) fn skip(&mut self) {
-        self.next_op = self.next_op.wrapping_add(1);
-    }
-
-    /// Opens an account for call `seq`, which is operation `op` and nothing before it is open.
-    pub(crate) fn open_at(&mut self, seq: u64, op: u32) -> &mut Entry {
-        debug_assert!(self.entries.is_empty());
-        self.next_op = op;
-        self.open(seq, 1);
         self.entry(seq)
     }
 
@@ -115,17 +140,24 @@ mod tests {
     }
 
     #[test]
+    fn operations_are_numbered_across_the_wrap() {
+        let numbers = Numbers::default();
+        numbers.next.store(u32::MAX, Ordering::Relaxed);
+        assert_eq!((numbers.take(3), numbers.next()), (u32::MAX, 2));
+    }
+
+    #[test]
     fn a_call_that_is_over_leaves_older_ones_alone() {
         let mut books = Books::default();
-        books.open(0, 1);
-        books.open(1, 3);
-        books.open(2, 1);
+        books.open(0, 0, 1);
+        books.open(1, 1, 3);
+        books.open(2, 4, 1);
         books.entry(0).shared = true;
         books.close(1);
         assert!(books.entry(0).shared && !books.entry(0).closed);
         assert_eq!(books.entry(2).first_op, 4);
         books.close(0);
-        books.open(3, 1);
+        books.open(3, 5, 1);
         assert_eq!(books.entry(3).first_op, 5);
         assert_eq!(books.entries.len(), 2);
     }

@@ -10,14 +10,14 @@ impl Local {
             single => std::slice::from_ref(single),
         };
         let mut books = self.books.lock();
-        books.open(seq, calls.len());
+        let first_op = self.numbers.take(calls.len());
+        books.open(seq, first_op, calls.len());
         if self.spans_hosts() {
             // Its memory has to be made ready first.
             return;
         }
-        let first_op = books.entry(seq).first_op;
         for (call, op) in calls.iter().zip((0..).map(|i| first_op.wrapping_add(i))) {
-            if books.posted != op || !self.slot_is_free(&mut books, op) {
+            if self.numbers.posted() != op || !self.slot_is_free(op) {
                 return;
             }
             self.post(&mut books, call, seq, op, calls.len());
@@ -25,7 +25,7 @@ impl Local {
     }
 
     /// Tries to run an all-reduce that is over in microseconds without anything that a longer wait
-    /// needs: no account, no clock. If a peer is not there soon, the call has been announced, maybe
+    /// needs: no account, no lock, no clock. If a peer is not there soon, the call has been announced, maybe
     /// this rank's part done too, and it says no.
     ///
     /// Where peers have come before and nothing but small inputs is read, they are woken when it is
@@ -36,22 +36,19 @@ impl Local {
             self.announce(call, seq);
             return false;
         };
-        let mut books = self.books.lock();
-        let (op, bytes) = (books.next_op(), buf.byte_len());
+        let (op, bytes) = (self.numbers.next(), buf.byte_len());
         let block = match bytes > SMALL_REDUCTION && bytes <= QUICK_REDUCTION {
             true => Block::of(buf, &self.seat.arenas),
             false => None,
         };
         let fits = bytes <= SMALL_REDUCTION || block.is_some();
-        let is_next = books.posted == op && !self.spans_hosts();
-        if !fits || !is_next || !self.slot_is_free(&mut books, op) {
-            drop(books);
+        let is_next = self.numbers.posted() == op && !self.spans_hosts();
+        if !fits || !is_next || !self.slot_is_free(op) {
             self.announce(call, seq);
             return false;
         }
-        books.skip();
-        let mark = self.show_quick(&mut books, call, op, block);
-        drop(books);
+        self.numbers.take(1);
+        let mark = self.show_quick(call, op, block);
         let all_are_there = self.peers().all(|rank| self.has_announced(rank, op));
         let wake_later = all_are_there && mark.is_none();
         if !wake_later {
@@ -83,7 +80,7 @@ impl Local {
             return true;
         }
         let mut books = self.books.lock();
-        let entry = books.open_at(seq, op);
+        let entry = books.open(seq, op, 1);
         (entry.ran, entry.shared) = (ran, ran);
         entry.marks.extend(mark);
         false
@@ -92,24 +89,18 @@ impl Local {
     /// Tells the peers of an all-reduce whose input is small or in a block of shared memory, which
     /// they may access from now on.
     #[inline(always)]
-    fn show_quick(
-        &self,
-        books: &mut Books,
-        call: &Call,
-        op: u32,
-        block: Option<&Block>,
-    ) -> Option<Mark> {
+    fn show_quick(&self, call: &Call, op: u32, block: Option<&Block>) -> Option<Mark> {
         let buf = call.input()?;
         let Some(block) = block else {
             let descriptor = Descriptor::new(call, Place::Inline, 1);
-            self.show(books, &descriptor, op, Some((buf, call.kind())));
+            self.show(&descriptor, op, Some((buf, call.kind())));
             return None;
         };
         let (segment, offset) = block.location();
         let descriptor = Descriptor::new(call, Place::Shared, 1);
         let descriptor = descriptor.shared_at(segment, offset + buf.offset());
         let mark = block.mark();
-        self.show(books, &descriptor, op, None);
+        self.show(&descriptor, op, None);
         Some(mark)
     }
 
@@ -133,9 +124,9 @@ impl Local {
         peers.all(|rank| self.patience.quickly(|| self.has_announced(rank, op)))
     }
 
-    pub(super) fn slot_is_free(&self, books: &mut Books, op: u32) -> bool {
+    pub(super) fn slot_is_free(&self, op: u32) -> bool {
         let needed = op.wrapping_sub(DEPTH as u32 - 1);
-        if !reached(books.all_done, needed) {
+        if !reached(self.numbers.all_done(), needed) {
             let done = |rank| {
                 self.control
                     .counter(rank, Counter::Done)
@@ -144,9 +135,9 @@ impl Local {
             // The lowest, as seen from the one that is needed: they are close together.
             let lowest = (0..self.ranks()).map(done);
             let lowest = lowest.min_by_key(|done| done.wrapping_sub(needed).cast_signed());
-            books.all_done = lowest.unwrap_or(needed);
+            self.numbers.set_all_done(lowest.unwrap_or(needed));
         }
-        reached(books.all_done, needed)
+        reached(self.numbers.all_done(), needed)
     }
 
     pub(super) fn post(&self, books: &mut Books, call: &Call, seq: u64, op: u32, batch: usize) {
@@ -168,25 +159,14 @@ impl Local {
             );
         }
         let inline = input.filter(|_| place == Place::Inline);
-        self.show(
-            books,
-            &descriptor,
-            op,
-            inline.map(|input| (input, call.kind())),
-        );
+        self.show(&descriptor, op, inline.map(|input| (input, call.kind())));
         self.control.ring(self.me());
     }
 
     /// Writes a descriptor, and the input that travels with it. Who sleeps is not woken.
     // Like what makes the descriptor, so that it is made in its place and not copied there.
     #[inline(always)]
-    fn show(
-        &self,
-        books: &mut Books,
-        descriptor: &Descriptor,
-        op: u32,
-        inline: Option<(&Buffer, CallKind)>,
-    ) {
+    fn show(&self, descriptor: &Descriptor, op: u32, inline: Option<(&Buffer, CallKind)>) {
         if let Some((input, kind)) = inline {
             let to = self.inline_input(self.me(), op, kind, input.byte_len());
             // SAFETY: the room holds what `place` lets in, is this rank's, and nobody reads it
@@ -194,10 +174,11 @@ impl Local {
             unsafe { copy_few(input.as_ptr().as_ptr(), to, input.byte_len()) }
         }
         self.control.describe(self.me(), op, descriptor);
-        books.posted = op.wrapping_add(1);
+        let posted = op.wrapping_add(1);
+        self.numbers.set_posted(posted);
         self.control
             .slot(self.me(), op)
-            .store(books.posted, Ordering::Release);
+            .store(posted, Ordering::Release);
     }
 
     /// The memory of this rank that others on this host work on.

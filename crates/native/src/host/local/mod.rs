@@ -16,7 +16,7 @@ use phalanx_pg::{
 use smallvec::SmallVec;
 
 use super::bell::Belfry;
-use super::books::{Books, reached};
+use super::books::{Books, Numbers, reached};
 use super::control::{Control, Counter, DEAD, DEPTH, DROPPED, INLINE, JOINED, LEFT, NOTICE};
 use super::descriptor::{Descriptor, Place};
 use super::wait::{Patience, Verdict};
@@ -59,6 +59,7 @@ pub(crate) struct Local {
     pub(crate) seat: Seat,
     pub(crate) control: Control,
     patience: Patience,
+    numbers: Numbers,
     books: Mutex<Books>,
     /// Chunks that have gone through the staging rings, the same on all ranks.
     pub(crate) rounds: AtomicU32,
@@ -95,6 +96,7 @@ impl Local {
             lost: seat.ranks.iter().map(|_| OnceLock::new()).collect(),
             seat,
             control,
+            numbers: Numbers::default(),
             books: Mutex::default(),
             rounds: AtomicU32::new(0),
             ring: OnceLock::new(),

@@ -34,7 +34,7 @@ impl Local {
     ) -> Result<Done> {
         let (first_op, calls, posted, ran) = {
             let mut books = self.books.lock();
-            let posted = books.posted;
+            let posted = self.numbers.posted();
             let entry = books.entry(turn.seq);
             (entry.first_op, entry.calls, posted, entry.ran)
         };
@@ -98,10 +98,10 @@ impl Local {
         let op = current.op;
         {
             let mut books = self.books.lock();
-            if books.posted != op {
+            if self.numbers.posted() != op {
                 return Ok(());
             }
-            if self.slot_is_free(&mut books, op) {
+            if self.slot_is_free(op) {
                 self.post(&mut books, call, current.turn.seq, op, batch);
                 return Ok(());
             }
@@ -111,7 +111,7 @@ impl Local {
             self.await_counter(current, rank, Counter::Done, needed)?;
         }
         let mut books = self.books.lock();
-        books.all_done = needed;
+        self.numbers.set_all_done(needed);
         self.post(&mut books, call, current.turn.seq, op, batch);
         Ok(())
     }
