@@ -76,6 +76,7 @@ fn one_thread(
     let _ = cpu::pin(processor);
     let mut buffers = vec![vec![0f32; share]; ranks];
     let mut nanos = Vec::new();
+    // Its times of small sizes are of no use, so it knows no batches.
     for i in 0..window.warmup + window.iters {
         buffers.iter_mut().for_each(|buffer| buffer.fill(1.0));
         meeting.wait();

@@ -2,8 +2,8 @@
 //! speak it too.
 //!
 //! A rank connects to the bench's socket, says `hello RANK NAME-AND-VERSION`, and then answers
-//! each window (`run BYTES DTYPE MEMORY ITERS WARMUP BARRIER`) with `done WRONG NANOSECONDS...`,
-//! or anything with `fail TEXT`. It leaves when the socket is closed.
+//! each window (`run BYTES DTYPE MEMORY ITERS WARMUP BARRIER BATCH`) with `done WRONG
+//! NANOSECONDS...`, or anything with `fail TEXT`. It leaves when the socket is closed.
 
 use std::time::Duration;
 
@@ -46,6 +46,9 @@ pub(crate) struct Window {
     pub(crate) warmup: usize,
     /// Whether ranks meet between refilling and starting.
     pub(crate) barrier: bool,
+    /// Operations between two looks at the clock; `iters` and `warmup` are multiples of it. A time
+    /// is a batch's, divided by this.
+    pub(crate) batch: usize,
 }
 
 /// From here on ranks meet in a barrier (the contestant's own) after they have refilled: the time
@@ -64,6 +67,9 @@ impl Window {
             _ => 8,
         };
         let iters = if crowded { (iters / 4).max(5) } else { iters };
+        // An operation of a few hundred nanoseconds is too short for a clock that ticks every ten
+        // and takes thirty to read.
+        let batch = if bytes <= 4096 { 10 } else { 1 };
         Self {
             bytes,
             dtype,
@@ -71,6 +77,7 @@ impl Window {
             iters,
             warmup: (iters / 10).max(3),
             barrier: bytes >= BARRIER_FROM_BYTES,
+            batch,
         }
     }
 }
@@ -105,8 +112,11 @@ impl std::fmt::Display for Task {
         match self {
             Self::Run(w) => {
                 let (dtype, memory, barrier) = (w.dtype.name(), w.memory.name(), w.barrier as u8);
-                let (bytes, iters, warmup) = (w.bytes, w.iters, w.warmup);
-                write!(f, "run {bytes} {dtype} {memory} {iters} {warmup} {barrier}")
+                let (bytes, iters, warmup, batch) = (w.bytes, w.iters, w.warmup, w.batch);
+                write!(
+                    f,
+                    "run {bytes} {dtype} {memory} {iters} {warmup} {barrier} {batch}"
+                )
             }
             Self::Overlap(o) => {
                 let (memory, sleep) = (o.memory.name(), o.sleep.as_nanos());
@@ -128,13 +138,14 @@ impl std::str::FromStr for Task {
         };
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
-            ["run", bytes, dtype, place, iters, warmup, barrier] => Ok(Self::Run(Window {
+            ["run", bytes, dtype, place, iters, warmup, barrier, batch] => Ok(Self::Run(Window {
                 bytes: bytes.parse()?,
                 dtype: clap::ValueEnum::from_str(dtype, false)?,
                 memory: memory(place)?,
                 iters: iters.parse()?,
                 warmup: warmup.parse()?,
                 barrier: barrier == "1",
+                batch: batch.parse()?,
             })),
             ["overlap", bytes, place, iters, sleep] => Ok(Self::Overlap(Overlap {
                 bytes: bytes.parse()?,
@@ -152,7 +163,7 @@ impl std::str::FromStr for Task {
 pub(crate) struct Answer {
     /// Elements that were not what they should be.
     pub(crate) wrong: u64,
-    /// How long each operation took.
+    /// How long operations took, by batch.
     pub(crate) nanos: Vec<u64>,
 }
 

@@ -243,7 +243,7 @@ mod tests {
         });
         let mut world = World::start(&desk, Vec::new(), 1).unwrap();
         assert_eq!(world.version, "somebody 1.0");
-        let task: Task = "run 4 f32 plain 2 3 0".parse().unwrap();
+        let task: Task = "run 4 f32 plain 2 3 0 1".parse().unwrap();
         let answers = world.run(&task).unwrap();
         assert_eq!(
             answers,

@@ -75,7 +75,7 @@ void barrier() {
 
 float all(int one) { return float(one) * float(size * (size + 1) / 2); }
 
-void window(size_t bytes, int iters, int warmup, int with_barrier) {
+void window(size_t bytes, int iters, int warmup, int with_barrier, int batch) {
   size_t len = bytes / sizeof(float);
   void* memory = nullptr;
   if (posix_memalign(&memory, 64, bytes) != 0) throw std::bad_alloc();
@@ -88,14 +88,17 @@ void window(size_t bytes, int iters, int warmup, int with_barrier) {
   reduce(data, len);
   for (size_t i = 0; i < len; i++) wrong += data[i] != all(int(i % kPeriod) + 1);
 
+  auto start = std::chrono::steady_clock::now();
   for (int iter = -warmup; iter < iters; iter++) {
     int one = (iter + warmup) % kPeriod + 1;
     for (size_t i = 0; i < len; i++) data[i] = float(one * (rank + 1));
     if (with_barrier) barrier();
-    auto start = std::chrono::steady_clock::now();
+    if ((iter + warmup) % batch == 0) start = std::chrono::steady_clock::now();
     reduce(data, len);
-    std::chrono::nanoseconds took = std::chrono::steady_clock::now() - start;
-    if (iter >= 0) times.push_back(took.count());
+    if (iter >= 0 && (iter + 1) % batch == 0) {
+      std::chrono::nanoseconds took = std::chrono::steady_clock::now() - start;
+      times.push_back(took.count() / batch);
+    }
     for (size_t at : {size_t(0), len / 2, len - 1, size_t(iter + warmup) * 7919 % len})
       wrong += data[at] != all(one);
   }
@@ -123,12 +126,12 @@ void run(int argc, char** argv) {
   char line[256], dtype[16], memory[16];
   while (fgets(line, sizeof line, from_bench)) {
     size_t bytes;
-    int iters, warmup, with_barrier;
-    if (sscanf(line, "run %zu %15s %15s %d %d %d", &bytes, dtype, memory, &iters, &warmup,
-               &with_barrier) != 6)
+    int iters, warmup, with_barrier, batch;
+    if (sscanf(line, "run %zu %15s %15s %d %d %d %d", &bytes, dtype, memory, &iters, &warmup,
+               &with_barrier, &batch) != 7)
       throw std::runtime_error("not a window");
     if (strcmp(dtype, "f32") != 0) throw std::runtime_error("only f32");
-    window(bytes, iters, warmup, with_barrier);
+    window(bytes, iters, warmup, with_barrier, batch);
   }
   barrier();
 }

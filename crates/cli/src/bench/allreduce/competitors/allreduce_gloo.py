@@ -21,7 +21,7 @@ PERIOD = 5
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
-def window(nbytes, dtype, iters, warmup, barrier):
+def window(nbytes, dtype, iters, warmup, barrier, batch):
     dtype = DTYPES[dtype]
     length = nbytes // dtype.itemsize
     ranks = size * (size + 1) // 2
@@ -36,11 +36,11 @@ def window(nbytes, dtype, iters, warmup, barrier):
         data.fill_(one * (rank + 1))
         if barrier:
             dist.barrier()
-        start = time.perf_counter_ns()
+        if i % batch == 0:
+            start = time.perf_counter_ns()
         dist.all_reduce(data)
-        end = time.perf_counter_ns()
-        if i >= warmup:
-            times.append(end - start)
+        if i >= warmup and (i + 1) % batch == 0:
+            times.append((time.perf_counter_ns() - start) // batch)
         for at in (0, length // 2, length - 1, i * 7919 % length):
             wrong += data[at].item() != one * ranks
     return f"done {wrong} {' '.join(map(str, times))}\n"
@@ -55,8 +55,9 @@ with torch.no_grad(), socket.socket(socket.AF_UNIX) as bench:
         lines.write(f"hello {rank} gloo of PyTorch {torch.__version__}\n")
         lines.flush()
         for line in lines:
-            _, nbytes, dtype, _, iters, warmup, barrier = line.split()
-            lines.write(window(int(nbytes), dtype, int(iters), int(warmup), barrier == "1"))
+            _, nbytes, dtype, _, iters, warmup, barrier, batch = line.split()
+            answer = window(int(nbytes), dtype, int(iters), int(warmup), barrier == "1", int(batch))
+            lines.write(answer)
             lines.flush()
     except Exception as error:
         text = " ".join(str(error).split())

@@ -64,11 +64,11 @@ static void reduce(float *data, int len) {
 
 static float all(int one) { return (float)one * (float)(size * (size + 1) / 2); }
 
-static void window(size_t bytes, int iters, int warmup, int barrier) {
+static void window(size_t bytes, int iters, int warmup, int barrier, int batch) {
     int len = (int)(bytes / sizeof(float));
     float *data = NULL;
     if (posix_memalign((void **)&data, 64, bytes) != 0) fail("out of memory");
-    int64_t *times = malloc(sizeof *times * (size_t)iters);
+    int64_t *times = malloc(sizeof *times * (size_t)iters), start = 0;
     long wrong = 0;
 
     for (int i = 0; i < len; i++) data[i] = (float)((i % PERIOD + 1) * (rank + 1));
@@ -80,16 +80,15 @@ static void window(size_t bytes, int iters, int warmup, int barrier) {
         float fresh = (float)(one * (rank + 1));
         for (int i = 0; i < len; i++) data[i] = fresh;
         if (barrier) MPI_Barrier(MPI_COMM_WORLD);
-        int64_t start = now_ns();
+        if ((iter + warmup) % batch == 0) start = now_ns();
         reduce(data, len);
-        int64_t end = now_ns();
-        if (iter >= 0) times[iter] = end - start;
+        if (iter >= 0 && (iter + 1) % batch == 0) times[iter / batch] = (now_ns() - start) / batch;
         size_t look[] = {0, (size_t)len / 2, (size_t)len - 1, (size_t)(iter + warmup) * 7919 % (size_t)len};
         for (int i = 0; i < 4; i++) wrong += data[look[i]] != all(one);
     }
 
     fprintf(to_bench, "done %ld", wrong);
-    for (int i = 0; i < iters; i++) fprintf(to_bench, " %lld", (long long)times[i]);
+    for (int i = 0; i < iters / batch; i++) fprintf(to_bench, " %lld", (long long)times[i]);
     fprintf(to_bench, "\n");
     fflush(to_bench);
     free(times);
@@ -121,11 +120,12 @@ int main(int argc, char **argv) {
     char line[256], dtype[16], memory[16];
     while (fgets(line, sizeof line, from_bench)) {
         size_t bytes;
-        int iters, warmup, barrier;
-        if (sscanf(line, "run %zu %15s %15s %d %d %d", &bytes, dtype, memory, &iters, &warmup, &barrier) != 6)
+        int iters, warmup, barrier, batch;
+        if (sscanf(line, "run %zu %15s %15s %d %d %d %d", &bytes, dtype, memory, &iters, &warmup, &barrier,
+                   &batch) != 7)
             fail("not a window");
         if (strcmp(dtype, "f32") != 0) fail("only f32");
-        window(bytes, iters, warmup, barrier);
+        window(bytes, iters, warmup, barrier, batch);
     }
     MPI_Finalize();
     return 0;
