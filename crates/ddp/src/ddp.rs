@@ -264,6 +264,7 @@ impl<M: Replica> Ddp<M> {
         self.reducer.replace_group(Arc::clone(&group))?;
         self.group = group;
         self.join = None;
+        self.forward_sync = true;
         Ok(())
     }
 

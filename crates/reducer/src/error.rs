@@ -149,7 +149,7 @@ pub enum Why {
     UnusedNotAllowed,
     /// `static_graph` is set, and parameters that had a gradient have none.
     GraphChanged,
-    /// The pass was dropped after communication had begun.
+    /// The pass was dropped after gradients had come.
     Dropped,
 }
 

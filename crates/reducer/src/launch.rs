@@ -23,8 +23,8 @@ pub(crate) struct Launcher {
     flights: Vec<Flight>,
     /// The next bucket to be started: all before it are.
     next: usize,
-    /// A bucket could not be started. Nothing may be sent after it: it would meet other ranks'
-    /// calls one place too early.
+    /// A bucket could not be started, or the pass has ended without its result. Nothing may be
+    /// sent any more: it would meet other ranks' calls one place too early.
     failed: bool,
     replies: (Sender<Reply>, Receiver<Reply>),
 }
@@ -53,7 +53,9 @@ impl Launcher {
         }
     }
 
-    pub(crate) fn has_launched(&self) -> bool {
+    /// Starts nothing any more; whether anything was started.
+    pub(crate) fn give_up(&mut self) -> bool {
+        self.failed = true;
         self.flights.iter().any(|flight| flight.launched.is_some())
     }
 

@@ -31,6 +31,7 @@ mod arrivals;
 mod bucket;
 mod config;
 mod copy;
+mod door;
 mod error;
 mod grad;
 mod hook;

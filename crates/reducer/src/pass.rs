@@ -13,6 +13,7 @@ use phalanx_pg::{
 use crate::accumulate::Accumulator;
 use crate::arrivals::Arrivals;
 use crate::bucket::{Filling, Sources};
+use crate::door::Door;
 use crate::error::{Error, ParamName, Result, Unfinished, Why};
 use crate::grad::GradView;
 use crate::lane::{Lane, OwnGroup};
@@ -26,8 +27,9 @@ use crate::stats::{Clock, ReducerStats};
 
 /// One backward, from [`Reducer::begin`](crate::Reducer::begin) to [`finish`](Pass::finish).
 ///
-/// Dropping it before anything was sent undoes it. Dropping it later leaves the reducer stuck:
-/// other ranks wait for buckets that will not come.
+/// Dropping it before any gradient came undoes it. Dropping it later leaves the reducer stuck, for
+/// other ranks wait for buckets that will not come; unless it only accumulates: what came stays
+/// part of the sum.
 #[must_use = "a pass has to be finished, or other ranks wait"]
 pub struct Pass {
     running: Arc<Running>,
@@ -95,7 +97,7 @@ pub(crate) struct Running {
     launcher: Mutex<Launcher>,
     /// The first error of a hook, where nobody may have looked at it.
     error: Mutex<Option<Error>>,
-    closed: AtomicBool,
+    door: Door,
     clock: Mutex<Clock>,
     ended: Mutex<Option<Instant>>,
 }
@@ -113,9 +115,9 @@ impl Pass {
         Sink(Arc::clone(&self.running))
     }
 
-    /// Whether the gradient of any parameter is complete.
+    /// Whether any gradient has come.
     pub fn has_gradients(&self) -> bool {
-        self.running.arrivals.any()
+        self.running.has_gradients()
     }
 
     /// Takes the time at which forward ends and backward starts. Without it the first gradient
@@ -127,15 +129,19 @@ impl Pass {
     /// Ends the backward: waits for all buckets and hands out the averages.
     ///
     /// Parameters without a gradient are an error, unless the options say that there may be some.
-    /// The first error of a [`Sink`] comes out here too.
+    /// The first error of a [`Sink`] comes out here too. It is an error to call this while a
+    /// gradient is still being handed over on another thread.
     pub fn finish(mut self) -> Result<Reduced> {
         self.finished = true;
         let running = &self.running;
         let result = running.complete();
+        if result.is_err() {
+            running.launcher.lock().give_up();
+        }
         let mut state = running.core.state.lock();
         match &result {
             Ok(reduced) => state.finished(&running.core.config, running, reduced),
-            // Nothing was sent and nothing is expected: the reducer is as before.
+            // Nothing was sent and nothing is expected; what came before the error stays.
             Err(_) if running.goal == Goal::Accumulate => state.phase = Phase::Idle,
             Err(err) => state.fail(err.clone()),
         }
@@ -149,10 +155,11 @@ impl Drop for Pass {
             return;
         }
         let running = &self.running;
-        running.closed.store(true, Ordering::Release);
-        let sent = running.launcher.lock().has_launched();
+        let nobody_inside = running.door.close();
+        let sent = running.launcher.lock().give_up();
         let mut state = running.core.state.lock();
-        match sent {
+        let counted_on = sent || running.has_gradients() || !nobody_inside;
+        match counted_on && running.goal != Goal::Accumulate {
             true => state.fail(running.unfinished(running.not_arrived(), Why::Dropped)),
             false => state.phase = Phase::Idle,
         }
@@ -210,7 +217,7 @@ impl Running {
             buckets,
             launcher: Mutex::new(launcher),
             error: Mutex::default(),
-            closed: AtomicBool::new(false),
+            door: Door::default(),
             clock: Mutex::new(Clock {
                 begun: Instant::now(),
                 backward: None,
@@ -230,13 +237,13 @@ impl Running {
     }
 
     fn accept(&self, slot: Slot, grad: &GradView<'_>) -> Result<()> {
-        if self.closed.load(Ordering::Acquire) {
+        let Some(_inside) = self.door.enter() else {
             let param = ParamName::of(slot, &self.core.params);
             return Err(Error::invalid(format!(
                 "the gradient of parameter {param} came after its pass had ended: backward ran \
                  twice for one forward, or hooks were kept from an earlier one"
             )));
-        }
+        };
         grad.check(slot, &self.core.params)?;
         let param = &self.core.params[slot];
         if let GradView::Device(buffer) = grad
@@ -275,7 +282,8 @@ impl Running {
         let Ok(left) = left else {
             return Err(self.one_too_many(slot));
         };
-        if !self.unused_filled.swap(true, Ordering::AcqRel) {
+        let filled = self.unused_filled.load(Ordering::Acquire);
+        if !filled && !self.unused_filled.swap(true, Ordering::AcqRel) {
             self.fill_unused()?;
         }
         match &self.partial {
@@ -393,10 +401,15 @@ impl Running {
     }
 
     fn complete(&self) -> Result<Reduced> {
-        self.closed.store(true, Ordering::Release);
+        let nobody_inside = self.door.close();
         *self.ended.lock() = Some(Instant::now());
         if let Some(err) = self.error.lock().clone() {
             return Err(err);
+        }
+        if !nobody_inside {
+            let what = "the pass was finished while a gradient was being handed over on another \
+                        thread: wait for backward to end first";
+            return Err(Error::invalid(what));
         }
         if self.goal == Goal::Accumulate {
             return Ok(self.reduced(Vec::new(), None));
@@ -491,6 +504,12 @@ impl Running {
     pub(crate) fn locally_used(&self) -> Vec<bool> {
         let used = |slot| self.arrivals.has(slot) || self.accumulated.has(slot);
         (0..self.counts.len()).map(used).collect()
+    }
+
+    /// Whether any gradient has come.
+    fn has_gradients(&self) -> bool {
+        let part = |partial: &Accumulator| (0..self.counts.len()).any(|slot| partial.has(slot));
+        self.arrivals.any() || self.partial.as_ref().is_some_and(part)
     }
 
     pub(crate) fn not_arrived(&self) -> Vec<Slot> {

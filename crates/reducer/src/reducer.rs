@@ -254,7 +254,7 @@ impl Reducer {
         state.stats.bucket_sizes = layout.sizes();
         state.layout = Arc::new(layout);
         state.rebuilt = false;
-        state.stats.has_rebuilt_buckets = false;
+        state.stats.forget_group();
         state.recorded = None;
         state.learnt = None;
         state.open_groups(&core.params, &core.config)?;

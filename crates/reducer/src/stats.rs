@@ -50,10 +50,21 @@ pub struct ReducerStats {
     pub average: PassTimes,
     /// The buckets of the last synchronised pass.
     pub timeline: Vec<BucketTimes>,
-    /// The first error.
+    /// The first error in this group.
     pub error: Option<String>,
     /// In which iteration it came.
     pub error_iteration: Option<u64>,
+}
+
+impl ReducerStats {
+    /// Another group starts with the first layout again, and without the old one's error.
+    pub(crate) fn forget_group(&mut self) {
+        self.has_rebuilt_buckets = false;
+        self.rebuilt_bucket_sizes.clear();
+        self.rebuilt_per_bucket_param_indices.clear();
+        self.error = None;
+        self.error_iteration = None;
+    }
 }
 
 /// How long the parts of a pass took, in nanoseconds.

@@ -368,17 +368,101 @@ fn missing_gradients_are_listed_and_the_reducer_stays_stuck() {
 }
 
 #[test]
-fn a_pass_dropped_before_anything_was_sent_never_was() {
+fn a_pass_dropped_before_any_gradient_came_never_was() {
     ranks(2, |rank, group| {
         let reducer = reducer(&[2, 1], group, ReducerConfig::default());
-        let pass = begin(&reducer);
-        give(&pass, 0, &[9.0, 9.0]).unwrap();
-        drop(pass);
+        drop(begin(&reducer));
         assert_eq!(
             values(&step(&reducer, rank, 1, &[0, 1]), 0),
             average(2, 0, 2, 1)
         );
     });
+}
+
+#[test]
+fn a_pass_dropped_with_gradients_is_an_error_at_the_next_begin() {
+    // All gradients are in one bucket, which was not sent: had it not been an error, the other
+    // rank's pass would be averaged with this one's next.
+    ranks(2, |_, group| {
+        let reducer = reducer(&[2, 1], group, ReducerConfig::default());
+        let pass = begin(&reducer);
+        give(&pass, 0, &[9.0, 9.0]).unwrap();
+        drop(pass);
+        let err = reducer.begin(GradTarget::Model, Sync::Yes).unwrap_err();
+        assert!(err.to_string().contains("1 (p1)"), "{err}");
+    });
+}
+
+#[test]
+fn a_part_of_several_gradients_counts_as_one_that_came() {
+    ranks(2, |_, group| {
+        let config = ReducerConfig {
+            static_graph: true,
+            ..ReducerConfig::default()
+        };
+        let reducer = reducer(&[1], group, config);
+        let pass = begin(&reducer);
+        give(&pass, 0, &[1.0]).unwrap();
+        give(&pass, 0, &[1.0]).unwrap();
+        pass.finish().unwrap();
+        let pass = begin(&reducer);
+        give(&pass, 0, &[1.0]).unwrap();
+        drop(pass);
+        reducer.begin(GradTarget::Model, Sync::Yes).unwrap_err();
+    });
+}
+
+#[test]
+fn what_an_accumulating_pass_took_stays_when_it_is_dropped_or_fails() {
+    ranks(2, |_, group| {
+        let reducer = reducer(&[1, 1], group, ReducerConfig::default());
+        let pass = reducer.begin(GradTarget::Model, Sync::No).unwrap();
+        give(&pass, 0, &[10.0]).unwrap();
+        drop(pass);
+        let pass = reducer.begin(GradTarget::Model, Sync::No).unwrap();
+        give(&pass, 0, &[100.0]).unwrap();
+        give(&pass, 1, &[0.0, 0.0]).unwrap_err();
+        pass.finish().unwrap_err();
+        let pass = begin(&reducer);
+        give(&pass, 0, &[1.0]).unwrap();
+        give(&pass, 1, &[1.0]).unwrap();
+        assert_eq!(values(&pass.finish().unwrap(), 0), [111.0]);
+    });
+}
+
+#[test]
+fn finishing_while_a_gradient_is_handed_over_is_an_error() {
+    // With unused parameters allowed nothing would seem to be missing.
+    let config = ReducerConfig {
+        find_unused_parameters: true,
+        ..ReducerConfig::default()
+    };
+    const LEN: usize = 4 << 20;
+    let refused = (0..20).any(|_| {
+        let config = config.clone();
+        let refused = ranks(1, move |_, group| {
+            let reducer = reducer(&[LEN], group, config.clone());
+            let pass = begin(&reducer);
+            let sink = pass.sink();
+            let grad = vec![1.0f32; LEN];
+            let (entering, entered) = std::sync::mpsc::channel();
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    entering.send(()).unwrap();
+                    // Refused, if the pass ends before it.
+                    let _ = sink.grad_ready(0, GradView::dense(&grad));
+                });
+                entered.recv().unwrap();
+                std::thread::sleep(std::time::Duration::from_millis(1));
+                match pass.finish() {
+                    Ok(_) => false,
+                    Err(err) => err.to_string().contains("being handed over"),
+                }
+            })
+        });
+        refused == [true]
+    });
+    assert!(refused, "the pass was never finished in the middle");
 }
 
 #[test]
