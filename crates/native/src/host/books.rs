@@ -112,10 +112,11 @@ impl Books {
     pub(crate) fn close(&mut self, seq: u64) {
         let entry = self.entry(seq);
         entry.closed = true;
-        entry.kept.clear();
+        // Before what is kept goes: a block that is marked when it is dropped is lost.
         std::mem::take(&mut entry.marks)
             .into_iter()
             .for_each(Mark::clear);
+        entry.kept.clear();
         while self.entries.front().is_some_and(|entry| entry.closed) {
             self.entries.pop_front();
         }
@@ -129,7 +130,28 @@ pub(crate) fn reached(number: u32, target: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use phalanx_pg::DType;
+
     use super::*;
+    use crate::shm::{Arenas, Block};
+
+    #[test]
+    fn what_was_kept_for_a_call_can_be_used_again() {
+        let arenas = Arenas::new(Box::new(|_, _| {}));
+        let take = || arenas.allocate(DType::U8, 1000).unwrap();
+        let location = |buffer: &phalanx_pg::Buffer| {
+            let block = Block::of(buffer, &arenas).unwrap();
+            (block.location(), block.mark())
+        };
+        let buffer = take();
+        let (first, mark) = location(&buffer);
+        let mut books = Books::default();
+        let entry = books.open(0, 0, 1);
+        entry.marks.push(mark);
+        entry.kept.push(buffer.freeze());
+        books.close(0);
+        assert_eq!(location(&take()).0, first);
+    }
 
     #[test]
     fn numbers_are_compared_across_the_wrap() {
