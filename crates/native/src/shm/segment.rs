@@ -36,6 +36,12 @@ unsafe impl Sync for Segment {}
 impl Segment {
     /// New memory, all zero. Pages are taken when [`reserve`](Segment::reserve)d.
     pub(crate) fn create(len: usize) -> Result<Self> {
+        // Going beyond it would be a signal.
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+        if let Some(limit) = limit.filter(|&limit| limit < len as u64) {
+            let why = format!("a file may have {limit} bytes here (see `ulimit -f`)");
+            return Err(no_room(len, &why));
+        }
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create("phalanx", flags)
             .map_err(|err| refused("creating shared memory", err))?;
