@@ -38,7 +38,7 @@
 //! | sum, product | yes | yes | yes | yes |
 //! | avg, premul-sum | yes | no | no | yes |
 //! | min, max | yes | yes | yes | no |
-//! | band, bor, bxor | no | yes | yes | no |
+//! | bitwise and, or, xor | no | yes | yes | no |
 //!
 //! What has "no" has no meaning and is refused by every backend. Calls that only move data take all
 //! types.

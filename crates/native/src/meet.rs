@@ -129,6 +129,7 @@ fn bind_address(reaches_store: Option<IpAddr>) -> Result<Option<IpAddr>> {
         Some(address) => Ok(Some(*address)),
         None => {
             let mut names: Vec<_> = all.into_iter().map(|iface| iface.name).collect();
+            names.sort();
             names.dedup();
             Err(Error::invalid(format!(
                 "{IFACE_VAR} names {name:?}, which has no address; there are {}",
