@@ -4,7 +4,7 @@ use phalanx_pg::{Buffer, ProcessGroup};
 
 use crate::config::DdpConfig;
 use crate::construct;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::replica::{Replica, TensorSpec};
 
 /// When a [`BufferHook`] runs.
@@ -19,7 +19,10 @@ pub enum When {
 
 /// Replaces the broadcast of buffers: to average running means, for example.
 pub trait BufferHook: Send {
-    /// Changes the buffers' values; what is in them afterwards is written to the model.
+    /// Changes the buffers' values; what is in them afterwards is written to the model. Lengths and
+    /// types stay as they are.
+    ///
+    /// If it fails, the group is aborted: other ranks may wait for what it did not do.
     fn run(&mut self, buffers: &mut [NamedBuffer], group: &dyn ProcessGroup) -> Result<()>;
 }
 
@@ -53,9 +56,33 @@ pub(crate) fn synchronize<M: Replica>(
             values,
         });
     }
-    hook.run(&mut named, group)?;
+    let ran = hook.run(&mut named, group).and_then(|()| check(&named));
+    if let Err(err) = ran {
+        // Others may wait for what it did not do.
+        group.abort(&format!(
+            "the buffer hook of rank {} failed: {err}",
+            group.rank()
+        ));
+        return Err(err);
+    }
     for ((tensor, _), named) in buffers.iter().zip(named) {
         model.write(*tensor, named.values.as_bytes()?)?;
+    }
+    Ok(())
+}
+
+fn check(buffers: &[NamedBuffer]) -> Result<()> {
+    for NamedBuffer { spec, values } in buffers {
+        if (values.dtype(), values.len()) != (spec.dtype, spec.len()) {
+            return Err(Error::invalid(format!(
+                "the buffer hook made {} x {} of buffer {}, which is {} x {}",
+                values.len(),
+                values.dtype(),
+                spec.name,
+                spec.len(),
+                spec.dtype
+            )));
+        }
     }
     Ok(())
 }

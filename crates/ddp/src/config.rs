@@ -3,6 +3,8 @@
 use phalanx_reducer::{BucketCaps, ReducerConfig};
 use serde::{Deserialize, Serialize};
 
+use crate::error::{Error, Result};
+
 /// Options with PyTorch's names and defaults. All ranks give the same, which is checked.
 ///
 /// ```
@@ -14,6 +16,7 @@ use serde::{Deserialize, Serialize};
 /// };
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct DdpConfig {
     /// Cap of all buckets in MiB. `None` is 25, with a first bucket of 1.
     pub bucket_cap_mb: Option<f64>,
@@ -67,6 +70,17 @@ impl DdpConfig {
         }
     }
 
+    /// Whether caps are sizes.
+    pub(crate) fn check(&self) -> Result<()> {
+        let mut caps = self.bucket_cap_mb_list.iter().chain(&self.bucket_cap_mb);
+        match caps.find(|&&cap| cap.is_nan() || cap < 0.0) {
+            None => Ok(()),
+            Some(cap) => Err(Error::invalid(format!(
+                "a bucket cap of {cap} MiB is none; give a size, or leave it out for PyTorch's"
+            ))),
+        }
+    }
+
     /// The part that concerns the reducer.
     pub fn reducer(&self) -> ReducerConfig {
         ReducerConfig {
@@ -117,6 +131,35 @@ mod tests {
         let gradual = config.find_unused_parameters && !config.static_graph;
         let caps = config.caps();
         (caps.initial_limits(gradual), caps.rebuilt_limits())
+    }
+
+    #[test]
+    fn options_that_are_not_there_have_their_defaults() {
+        let config: DdpConfig = serde_json::from_str(r#"{"static_graph": true}"#).unwrap();
+        let expected = DdpConfig {
+            static_graph: true,
+            ..DdpConfig::default()
+        };
+        assert_eq!(config, expected);
+    }
+
+    #[test]
+    fn a_cap_that_is_no_size_is_refused() {
+        for cap in [-1.0, f64::NAN] {
+            let one = DdpConfig {
+                bucket_cap_mb: Some(cap),
+                ..DdpConfig::default()
+            };
+            let listed = DdpConfig {
+                bucket_cap_mb_list: vec![1.0, cap],
+                ..DdpConfig::default()
+            };
+            for config in [one, listed] {
+                let err = config.check().unwrap_err().to_string();
+                assert!(err.contains("give a size"), "{err}");
+            }
+        }
+        DdpConfig::default().check().unwrap();
     }
 
     #[test]

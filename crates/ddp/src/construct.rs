@@ -55,7 +55,7 @@ pub(crate) fn verify_ranks(
     let rest: Vec<String> = rest
         .map(|(_, spec)| format!("{} {:?} {}", spec.name, spec.shape, spec.dtype))
         .collect();
-    card.push(("buffers", rest.join(", ")));
+    card.push(("buffers or frozen tensors", rest.join(", ")));
     Ok(verify(group, params, &card)?)
 }
 

@@ -70,7 +70,7 @@ impl<M: Replica> Ddp<M> {
     pub fn new(mut model: M, group: Arc<dyn ProcessGroup>, config: DdpConfig) -> Result<Self> {
         let all = model.parameters();
         let (slots, params) = select(&all, &config);
-        let own = construct::check(&model, &params);
+        let own = construct::check(&model, &params).and_then(|()| config.check());
         if config.init_sync {
             let state = construct::state(&model, &config);
             construct::verify_ranks(&*group, &params, &state, &config, own.as_ref().err())?;
@@ -115,6 +115,7 @@ impl<M: Replica> Ddp<M> {
                  call Ddp::backward with the loss in its place",
             ));
         }
+        self.join.take_if(|join| join.is_over());
         let opening = self
             .pass
             .as_ref()
@@ -138,8 +139,10 @@ impl<M: Replica> Ddp<M> {
     }
 
     /// Runs a forward without gradients: for evaluation. Buffers are synchronised as for
-    /// [`forward`](Ddp::forward), so all ranks take part.
+    /// [`forward`](Ddp::forward), so all ranks take part; with buffers not inside a
+    /// [`Join`](crate::Join), whose ranks that stand by do not expect it.
     pub fn infer<T>(&mut self, f: impl FnOnce(&mut M::Hooked) -> T) -> Result<T> {
+        self.join.take_if(|join| join.is_over());
         self.synchronize_buffers(When::Before)?;
         let out = self.run(f)?;
         self.synchronize_buffers(When::After)?;

@@ -5,6 +5,7 @@
 //! calls are, each participant knows: it says so in a [`JoinHook`].
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use phalanx_pg::{ProcessGroup, ProcessGroupExt, ReduceOp};
 use tracing::warn;
@@ -44,11 +45,13 @@ pub trait JoinHook {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JoinOptions {
     /// Gradients are divided by the number of all ranks; otherwise by that of the ranks that still
-    /// have inputs, which gives late examples more weight.
+    /// have inputs, which gives late examples more weight. With several participants the first one's
+    /// forward is the first of an iteration.
     pub divide_by_initial_world_size: bool,
     /// Without it a join does nothing: for data known to be even.
     pub enable: bool,
-    /// All ranks stop with [`Error::EarlyEnd`] as soon as one has no inputs left.
+    /// All ranks stop with [`Error::EarlyEnd`] as soon as one has no inputs left. That ends the join:
+    /// training may go on without it.
     pub throw_on_early_termination: bool,
 }
 
@@ -69,6 +72,16 @@ pub struct JoinConfig {
     options: JoinOptions,
     /// One participant speaks for all.
     is_first: bool,
+    news: Arc<News>,
+}
+
+/// What the first participant has found out for all.
+#[derive(Debug, Default)]
+struct News {
+    /// How many ranks have inputs in this iteration.
+    active: AtomicUsize,
+    /// The join has ended early.
+    is_over: AtomicBool,
 }
 
 impl JoinConfig {
@@ -76,17 +89,25 @@ impl JoinConfig {
     ///
     /// Returns what to divide gradients by, if it is not the group's size.
     pub fn notify(&self) -> Result<Option<usize>> {
-        if !self.is_first {
-            return Ok(None);
+        if self.is_first {
+            let active = count(&*self.group, 1)?;
+            if self.options.throw_on_early_termination && count(&*self.group, 0)? > 0 {
+                return Err(self.early_end());
+            }
+            self.news.active.store(active, Ordering::Release);
         }
-        let active = count(&*self.group, 1)?;
-        if self.options.throw_on_early_termination && count(&*self.group, 0)? > 0 {
-            return Err(self.early_end());
-        }
-        Ok((!self.options.divide_by_initial_world_size).then_some(active))
+        let active = self.news.active.load(Ordering::Acquire);
+        let divides = !self.options.divide_by_initial_world_size && active > 0;
+        Ok(divides.then_some(active))
+    }
+
+    /// Whether the join has ended early: a participant is not in it any more.
+    pub fn is_over(&self) -> bool {
+        self.news.is_over.load(Ordering::Acquire)
     }
 
     fn early_end(&self) -> Error {
+        self.news.is_over.store(true, Ordering::Release);
         Error::EarlyEnd {
             rank: self.group.rank(),
         }
@@ -144,10 +165,12 @@ impl Join {
         if !options.enable {
             return Ok(Self { config: None });
         }
+        let news = Arc::default();
         let config = |is_first| JoinConfig {
             group: Arc::clone(&group),
             options,
             is_first,
+            news: Arc::clone(&news),
         };
         for (i, participant) in participants.iter_mut().enumerate() {
             participant.set_join(Some(config(i == 0)));
@@ -158,12 +181,16 @@ impl Join {
     }
 
     /// Ends this rank's part: stands by until all ranks have no inputs left, then runs the
-    /// participants' last calls. The participants are those of [`begin`](Join::begin).
+    /// participants' last calls. The participants are those of [`begin`](Join::begin). After
+    /// [`Error::EarlyEnd`] there is nothing left to do, and calling this does no harm.
     pub fn end(self, participants: &mut [&mut dyn Joinable]) -> Result<()> {
         let Some(config) = self.config else {
             return Ok(());
         };
-        let result = stand_by(&config, participants);
+        let result = match config.is_over() {
+            true => Ok(()),
+            false => stand_by(&config, participants),
+        };
         for participant in participants {
             participant.set_join(None);
         }

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use phalanx_ddp::builtin::{Gradient, Matrix, Net, Sgd, cross_entropy};
 use phalanx_ddp::reducer::{self, AllReduceHook, GradTarget};
 use phalanx_ddp::{BufferHook, Ddp, DdpConfig, Error, NamedBuffer, Replica, Result, Tensor, When};
-use phalanx_pg::{DType, ProcessGroup, ProcessGroupExt, ReduceOp};
+use phalanx_pg::{Buffer, DType, ProcessGroup, ProcessGroupExt, ReduceOp};
 
 fn ddp(net: Net, group: Group) -> Ddp<Net> {
     Ddp::new(net, group, DdpConfig::default()).unwrap()
@@ -305,6 +305,42 @@ fn a_hook_may_average_buffers_before_or_after_forward() {
             assert_eq!(inside.unwrap(), expected);
             assert_eq!(running_mean(&ddp), [1.5; 3]);
             assert_eq!(*seen.lock(), ["bn.running_mean", "bn.running_var"]);
+        });
+    }
+}
+
+/// Leaves buffers of another length, another type, or an error, on rank 1 only.
+struct Careless(usize);
+
+impl BufferHook for Careless {
+    fn run(&mut self, buffers: &mut [NamedBuffer], group: &dyn ProcessGroup) -> Result<()> {
+        // Nobody is still busy with what came before.
+        group.barrier()?;
+        match (group.rank(), self.0) {
+            (0, _) => group.barrier()?,
+            (_, 0) => buffers[0].values = Buffer::from_vec(vec![0.0f32; 2]),
+            (_, 1) => buffers[0].values = Buffer::from_vec(vec![0i32; 3]),
+            _ => return Err(Error::invalid("no luck")),
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_buffer_hook_that_fails_on_one_rank_fails_on_all() {
+    for fault in 0..3 {
+        ranks(2, move |rank, group| {
+            let mut ddp = norm(group, rank, DdpConfig::default());
+            ddp.register_buffer_hook(When::Before, Box::new(Careless(fault)));
+            let err = ddp.forward(|_| ()).unwrap_err().to_string();
+            let expected = match (rank, fault) {
+                (0, _) => "the buffer hook of rank 1 failed",
+                (_, 0) => "made 2 x f32 of buffer bn.running_mean, which is 3 x f32",
+                (_, 1) => "made 3 x i32 of buffer bn.running_mean",
+                _ => "no luck",
+            };
+            assert!(err.contains(expected), "rank {rank}: {err}");
+            ddp.forward(|_| ()).unwrap_err();
         });
     }
 }

@@ -206,15 +206,21 @@ fn all_stop_when_one_has_no_inputs_if_asked_for() {
         });
         let result: Result<()> = match result {
             Ok(()) => join.end(&mut [&mut ddp]),
-            err => err,
+            err => {
+                if rank == 0 {
+                    // Not needed, and no harm.
+                    join.end(&mut [&mut ddp]).unwrap();
+                }
+                err
+            }
         };
         assert!(
             matches!(result, Err(Error::EarlyEnd { rank: at }) if at == rank),
             "{result:?}"
         );
         assert_eq!(steps, 2);
-        ddp.set_join(None);
         train(&mut ddp, &mut sgd, &[rank]).unwrap();
+        assert!(ddp.replicas_agree().unwrap());
     });
 }
 
@@ -308,6 +314,27 @@ fn several_take_part_in_one_join() {
         assert_eq!(counter.total, 6, "3 + 2 + 1");
         assert_eq!(counter.last, Some(rank == 2));
         assert!(ddp.replicas_agree().unwrap());
+    });
+}
+
+#[test]
+fn all_participants_divide_by_the_ranks_that_have_inputs() {
+    ranks(3, |rank, group| {
+        let net = || Ddp::new(mlp(1), group.clone(), DdpConfig::default()).unwrap();
+        let (mut first, mut second) = (net(), net());
+        let options = JoinOptions {
+            divide_by_initial_world_size: false,
+            ..JoinOptions::default()
+        };
+        let join = Join::begin(&mut [&mut first, &mut second], options).unwrap();
+        let (mut one, mut other) = (Sgd::new(0.1), Sgd::new(0.1));
+        for n in 0..rank + 1 {
+            train(&mut first, &mut one, &[n, rank]).unwrap();
+            train(&mut second, &mut other, &[n, rank]).unwrap();
+        }
+        join.end(&mut [&mut first, &mut second]).unwrap();
+        // Equal models with equal inputs, so equal to the end.
+        assert_eq!(bits(first.model()), bits(second.model()));
     });
 }
 

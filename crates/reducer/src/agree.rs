@@ -83,12 +83,18 @@ fn difference(first: &Card, rank: usize, other: &Card) -> String {
     let pairs = first.options.iter().zip(&other.options);
     match pairs.into_iter().find(|(a, b)| a != b) {
         Some((a, b)) => format!(
-            "ranks differ in the option {}: rank 0 has {}, rank {rank} has {}; give the same \
-             options on every rank",
-            a.0, a.1, b.1
+            "ranks differ in {}: rank 0 has {}, rank {rank} has {}; build the same model with the \
+             same options on every rank",
+            a.0,
+            shown(&a.1),
+            shown(&b.1)
         ),
         None => format!("ranks 0 and {rank} differ"),
     }
+}
+
+fn shown(value: &str) -> &str {
+    if value.is_empty() { "none" } else { value }
 }
 
 /// The same on all ranks: each has a device of another number.

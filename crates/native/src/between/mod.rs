@@ -255,7 +255,7 @@ impl Job<'_> {
             op: self.current.op,
             digest: self.all[self.local.me()].digest(),
         };
-        let late = |rank| self.local.late(self.current.turn, rank, "reach");
+        let late = |rank| self.local.late(self.current.turn, rank, "do its part of");
         let watch = Watch {
             deadline: self.current.turn.deadline,
             broken: self.broken,
