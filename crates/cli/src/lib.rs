@@ -9,12 +9,9 @@ mod run;
 mod store;
 mod trace;
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use tracing_subscriber::filter::{LevelFilter, Targets};
-use tracing_subscriber::prelude::*;
 
 /// Distributed data parallel training: stores, launching, measuring.
 #[derive(Parser)]
@@ -46,18 +43,7 @@ type Failure = Box<dyn std::error::Error>;
 /// The whole program.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    let asked = std::env::var("PHALANX_LOG").unwrap_or_default();
-    let events = asked
-        .parse()
-        .ok()
-        .filter(|_| !asked.is_empty())
-        .unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
-    let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal());
-    tracing_subscriber::registry()
-        .with(lines.with_filter(events))
-        .init();
+    phalanx::log::init("info");
     let result = match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Doctor(args) => doctor::run(&args),

@@ -39,6 +39,7 @@
 //! | `gloo` | the system's libgloo, by the name `gloo` |
 //! | `mpi` | the system's MPI, by the name `mpi`; ranks are what MPI says |
 //! | `nccl` | NCCL on CUDA memory, by the name `nccl` or as in `cpu:native,cuda:nccl`; not run on a GPU by us |
+//! | `log` (default) | `phalanx::log`: events on standard error, chosen by `PHALANX_LOG` |
 //! | `reference` | the plain backend over TCP, by the name `reference` |
 //! | `burn` | `phalanx::burn`: [burn](https://burn.dev)'s models |
 //! | `candle` | `phalanx::candle`: [candle](https://github.com/huggingface/candle)'s models |
@@ -50,6 +51,8 @@
 mod backends;
 pub mod checkpoint;
 mod init;
+#[cfg(feature = "log")]
+pub mod log;
 mod recording;
 
 /// Distributed data parallel for burn's models.

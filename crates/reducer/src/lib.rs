@@ -14,11 +14,12 @@
 //! | [`plan`], `layout.rs` | which parameters travel together, and where in the bucket |
 //! | `agree.rs` | [`verify`]: whether ranks have the same; rank 0's layout for all |
 //! | `accumulate.rs`, `arrivals.rs`, `copy.rs` | sums without synchronisation; the ready order; the inner loops |
+//! | `door.rs` | whether a pass still takes gradients, and who is handing one over |
 //! | `grad.rs`, `reduced.rs` | gradients in, [`Reduced`] out |
 //! | `config.rs`, `stats.rs`, `error.rs` | options, logging data, what can go wrong |
 //!
 //! With `tracing`, the targets `buckets` and `graph` tell about layouts and about parameters that
-//! come and go: `PHALANX_LOG=buckets,graph` in programs that read that variable.
+//! come and go: `PHALANX_LOG=buckets,graph` in programs that call `phalanx::log::init`.
 //!
 //! # Not done
 //!

@@ -188,9 +188,15 @@ impl State {
 
     fn note_used(&mut self, pass: &Running) {
         let used = pass.locally_used();
-        let same = self.last_used.as_ref().is_none_or(|last| *last == used);
+        let last = self.last_used.take().unwrap_or_else(|| used.clone());
+        let same = last == used;
         if !same {
-            debug!(target: "graph", "other parameters have gradients than in the last pass");
+            let names = |with: &[bool], without: &[bool]| -> Vec<&str> {
+                let changed = (0..used.len()).filter(|&slot| with[slot] && !without[slot]);
+                changed.map(|slot| &*pass.params()[slot].name).collect()
+            };
+            let (new, gone) = (names(&used, &last), names(&last, &used));
+            debug!(target: "graph", ?new, ?gone, "other parameters have gradients than before");
         }
         self.stats.can_set_static_graph &= same;
         self.last_used = Some(used);

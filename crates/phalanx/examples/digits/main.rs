@@ -33,6 +33,7 @@ const MOMENTUM: f32 = 0.9;
 const BUCKET_CAP_MB: f64 = 0.004;
 
 fn main() -> ExitCode {
+    phalanx::log::init("warn");
     end(run(&Args::parse()))
 }
 
