@@ -24,6 +24,12 @@ pub struct DdpLog {
     pub broadcast_buffers: bool,
     /// Whether gradients are views of the buckets.
     pub gradient_as_bucket_view: bool,
+    /// Whether ranks were compared and made equal at construction.
+    pub init_sync: bool,
+    /// As configured.
+    pub rebuild_with_unused: bool,
+    /// As configured.
+    pub skip_all_reduce_unused_params: bool,
     /// Whether a [`Join`](crate::Join) is going on or has been.
     pub join_uneven_inputs: bool,
     /// Variables of the environment that concern communication, those that are set.

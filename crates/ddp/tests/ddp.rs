@@ -120,6 +120,13 @@ fn a_fault_that_one_rank_finds_alone_reaches_all() {
         |_| (Net::new(0).relu(), DdpConfig::default()),
         &["no parameter that needs a gradient"],
     );
+    refused(
+        |rank| match rank {
+            0 => (mlp(0), DdpConfig::default()),
+            _ => (Net::new(0).relu(), DdpConfig::default()),
+        },
+        &["rank 0 has 4", "has 0"],
+    );
 }
 
 #[test]

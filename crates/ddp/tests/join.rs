@@ -333,6 +333,7 @@ fn all_participants_divide_by_the_ranks_that_have_inputs() {
             train(&mut second, &mut other, &[n, rank]).unwrap();
         }
         join.end(&mut [&mut first, &mut second]).unwrap();
+        assert!(first.log().join_uneven_inputs);
         // Equal models with equal inputs, so equal to the end.
         assert_eq!(bits(first.model()), bits(second.model()));
     });
