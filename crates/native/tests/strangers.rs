@@ -127,3 +127,28 @@ fn who_does_not_know_the_token_is_refused() {
         });
     }
 }
+
+#[test]
+fn the_interface_can_be_named() {
+    let world = |name: &str| {
+        World::new(2)
+            .deadline(DEADLINE)
+            .env("PHALANX_IFACE", name.to_owned())
+    };
+    world("lo").run(|ctx| {
+        let host = ["a", "b"][ctx.rank()];
+        let group = NativeGroup::connect_as_on(&init(ctx), host).unwrap();
+        group.barrier().unwrap();
+        group.shutdown().unwrap();
+    });
+    world("nosuch0").run(|ctx| {
+        let err = NativeGroup::connect(&init(ctx)).unwrap_err().to_string();
+        let words = "PHALANX_IFACE names \"nosuch0\", which has no address; there are ";
+        let list = err.split_once(words).expect(&err).1;
+        let mut names: Vec<&str> = list.split(", ").collect();
+        assert!(names.contains(&"lo"), "{err}");
+        let count = names.len();
+        names.dedup();
+        assert_eq!(names.len(), count, "{err}");
+    });
+}
