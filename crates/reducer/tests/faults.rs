@@ -161,7 +161,7 @@ fn ranks_with_other_options_all_find_out() {
             .unwrap_err()
             .to_string();
         assert!(
-            err.contains("option bucket_cap: rank 0 has 25, rank 1 has 26"),
+            err.contains("differ in bucket_cap: rank 0 has 25, rank 1 has 26"),
             "{err}"
         );
     });

@@ -180,7 +180,7 @@ fn frameworks(args: &Args, cargo: Cmd) -> Cmd {
 }
 
 /// The features of the facade that are Rust alone; a test keeps the lists complete.
-const FEATURES: &[&str] = &["native", "nccl", "reference"];
+const FEATURES: &[&str] = &["native", "log", "nccl", "reference"];
 const FRAMEWORKS: &[&str] = &["burn", "candle"];
 
 /// Packages that need a C library, each in a suite of its own, and the features that they are.
