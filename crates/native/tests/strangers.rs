@@ -130,11 +130,7 @@ fn who_does_not_know_the_token_is_refused() {
 
 #[test]
 fn the_interface_can_be_named() {
-    let world = |name: &str| {
-        World::new(2)
-            .deadline(DEADLINE)
-            .env("PHALANX_IFACE", name.to_owned())
-    };
+    let world = |name: &str| World::new(2).deadline(DEADLINE).env("PHALANX_IFACE", name);
     world("lo").run(|ctx| {
         let host = ["a", "b"][ctx.rank()];
         let group = NativeGroup::connect_as_on(&init(ctx), host).unwrap();
