@@ -72,6 +72,8 @@ pub(crate) struct State {
     /// Later ones that are.
     ahead: BTreeSet<u64>,
     pub(crate) running: BTreeSet<u64>,
+    /// One more than the last that was begun.
+    begun: u64,
     /// From which collective on a rank takes no part, and why.
     pub(crate) left: Vec<Option<(u64, Error)>>,
     /// Who needs nothing more of the connections.
@@ -133,6 +135,7 @@ impl Member {
                 finished: 0,
                 ahead: BTreeSet::new(),
                 running: BTreeSet::new(),
+                begun: 0,
                 left: vec![None; size],
                 past: vec![false; size],
                 closing: vec![None; size],
@@ -404,7 +407,8 @@ impl State {
 
     /// Whether this rank has begun collective `seq`.
     fn has_come(&self, seq: u64) -> bool {
-        seq < self.finished || self.ahead.contains(&seq) || self.running.contains(&seq)
+        // Also one that has failed: asking ranks run out of time when this one does.
+        seq < self.begun
     }
 
     /// Why collective `seq` cannot be, if a rank has left before it.
@@ -424,6 +428,7 @@ impl Engine for Member {
             return Err(err);
         }
         state.running.insert(turn.seq);
+        state.begun = state.begun.max(turn.seq + 1);
         drop(state);
         let round = Round {
             context: &self.context,
