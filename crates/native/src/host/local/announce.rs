@@ -25,8 +25,8 @@ impl Local {
     }
 
     /// Tries to run an all-reduce that is over in microseconds without anything that a longer wait
-    /// needs: no account, no lock, no clock. If a peer is not there soon, the call has been announced, maybe
-    /// this rank's part done too, and it says no.
+    /// needs: no account, no lock, no clock. If a peer is not there soon, the call has been announced,
+    /// maybe this rank's part done too, and it says no.
     ///
     /// Where peers have come before and nothing but small inputs is read, they are woken when it is
     /// over, if they sleep: until then nothing depends on it, and the fence that comes before costs
