@@ -85,6 +85,22 @@ unsafe impl Sync for HostBlock {}
 /// that a buffer writes to.
 struct Vector<T>(#[expect(dead_code, reason = "kept to be dropped")] Vec<T>);
 
+/// A value taken over with its memory. Private as [`Vector`].
+struct Owned<O>(NonNull<O>);
+
+// SAFETY: the value is owned, may be dropped on any thread, and is not reached before that.
+unsafe impl<O: Send> Send for Owned<O> {}
+// SAFETY: a reference to this gives no access to the value.
+unsafe impl<O: Send> Sync for Owned<O> {}
+
+impl<O> Drop for Owned<O> {
+    fn drop(&mut self) {
+        // SAFETY: it came from a box and is turned back once, here, when no Buffer is left to use
+        // the borrow of it.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
 impl Drop for HostBlock {
     fn drop(&mut self) {
         // SAFETY: `ptr` came from `alloc_zeroed` with this layout and is freed once, here; every
@@ -122,6 +138,33 @@ impl Buffer {
             T::DTYPE,
             len,
         )
+    }
+
+    /// Takes over the memory of any value that owns some, such as a framework's tensor, without
+    /// copying. Gives it back if its bytes cannot be elements of this type: for their number, their
+    /// alignment, or since not every byte is a boolean.
+    pub fn from_owner<O>(dtype: DType, owner: O) -> std::result::Result<Self, O>
+    where
+        O: AsMut<[u8]> + Send + 'static,
+    {
+        let owner = NonNull::from(Box::leak(Box::new(owner)));
+        // SAFETY: nobody else has the value, and it stays in its box until `Owned` is dropped: this
+        // mutable borrow of it lasts until then.
+        let bytes = unsafe { &mut *owner.as_ptr() }.as_mut();
+        let (ptr, count, size) = (bytes.as_mut_ptr(), bytes.len(), dtype.size());
+        if count == 0 {
+            // SAFETY: it came from a box above, and the borrow has ended.
+            drop(unsafe { Box::from_raw(owner.as_ptr()) });
+            return Ok(Self::zeroed(dtype, 0));
+        }
+        let fits = count % size == 0 && ptr.align_offset(size) == 0 && dtype != DType::Bool;
+        if !fits {
+            // SAFETY: it came from a box above, and the borrow has ended.
+            return Err(*unsafe { Box::from_raw(owner.as_ptr()) });
+        }
+        let ptr = NonNull::new(ptr).expect("a slice's pointer is never null");
+        let owner = Box::new(Owned(owner));
+        Ok(Self::from_block(ptr, count, owner, dtype, count / size))
     }
 
     /// A copy of a slice.

@@ -323,3 +323,65 @@ fn a_cut_beyond_the_end_panics() {
 fn an_absurd_length_panics_instead_of_wrapping() {
     let _ = Buffer::zeroed(DType::F64, usize::MAX / 4);
 }
+
+/// Bytes from some place in a vector of words on, and a note when they are dropped.
+struct Words(
+    Vec<u64>,
+    usize,
+    #[expect(dead_code, reason = "counted")] Arc<()>,
+);
+
+impl AsMut<[u8]> for Words {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.0)[self.1..]
+    }
+}
+
+#[test]
+fn a_values_own_memory_is_used_until_the_last_part_of_it_is_gone() {
+    let alive = Arc::new(());
+    let mut words = Words(vec![u64::MAX; 4], 8, Arc::clone(&alive));
+    let place = words.as_mut().as_ptr();
+    let buffer = Buffer::from_owner(DType::F32, words).ok().unwrap();
+    assert_eq!(
+        (buffer.as_ptr().as_ptr().cast_const(), buffer.len()),
+        (place, 6)
+    );
+    let (mut left, right) = buffer.split_at(2);
+    left.as_mut_slice::<f32>().unwrap().fill(1.5);
+    assert_eq!(left.as_slice::<f32>().unwrap(), [1.5, 1.5]);
+    drop(left);
+    let right = std::thread::spawn(move || right).join().unwrap();
+    assert!(
+        right
+            .as_bytes()
+            .unwrap()
+            .iter()
+            .all(|&byte| byte == u8::MAX)
+    );
+    assert_eq!(Arc::strong_count(&alive), 2);
+    drop(right);
+    assert_eq!(Arc::strong_count(&alive), 1);
+}
+
+#[test]
+fn memory_that_does_not_fit_the_type_is_given_back() {
+    let alive = Arc::new(());
+    let words = |skip| Words(vec![1; 4], skip, Arc::clone(&alive));
+    for (dtype, skip) in [
+        (DType::F32, 2),
+        (DType::F64, 4),
+        (DType::F32, 1),
+        (DType::Bool, 0),
+    ] {
+        let back = Buffer::from_owner(dtype, words(skip)).err();
+        assert_eq!(back.unwrap().1, skip, "{dtype} from byte {skip}");
+        assert_eq!(Arc::strong_count(&alive), 1);
+    }
+    assert!(Buffer::from_owner(DType::U8, words(3)).is_ok());
+    for nothing in [words(32), Words(Vec::new(), 0, Arc::clone(&alive))] {
+        let empty = Buffer::from_owner(DType::F64, nothing);
+        assert!(empty.is_ok_and(|empty| empty.is_empty()));
+    }
+    assert_eq!(Arc::strong_count(&alive), 1);
+}
