@@ -61,6 +61,10 @@ fn column_of(known: &Capabilities) -> Column {
             "sums do not depend on how a vector is cut",
             yes(known.fixed_order),
         ),
+        (
+            "on one host, large buffers are reduced where they are",
+            yes(known.scattered),
+        ),
         ("an abort ends what is in progress", yes(known.abort)),
         ("a rank dies", death.into()),
     ];

@@ -86,13 +86,15 @@ impl NativeGroup {
         let engine = Arc::clone(&member) as Arc<dyn Engine>;
         let lane = Arc::new(Lane::new(seat.place(), seat.timeout, engine));
         member.attach(&lane);
+        let mut capabilities = Capabilities::all_on_host();
+        capabilities.scattered = member.works_on_scattered_memory();
         Ok(Arc::new(Self {
             name: seat.name.clone(),
             identity: seat.identity.clone(),
             lane,
             member,
             splits: Splits::default(),
-            capabilities: Capabilities::all_on_host(),
+            capabilities,
         }))
     }
 }

@@ -129,6 +129,8 @@ impl ProcessGroup for ByDevice {
             recv_any: cpu.recv_any || cuda.recv_any,
             tags: cpu.tags || cuda.tags,
             fixed_order: cpu.fixed_order && cuda.fixed_order,
+            scattered: cpu.scattered,
+            asynchronous: cpu.asynchronous && cuda.asynchronous,
             abort: cpu.abort && cuda.abort,
             on_peer_death: worst.unwrap_or(PeerDeath::Error),
         }

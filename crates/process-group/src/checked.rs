@@ -320,7 +320,10 @@ impl fmt::Debug for Checked {
 }
 
 impl ProcessGroup for Checked {
-    delegate_description!(inner);
+    delegate_description!(inner, |mut known| {
+        known.asynchronous = false;
+        known
+    });
 
     fn submit(&self, call: Call, options: &CallOptions) -> Result<RawWork> {
         if call.is_point_to_point() {

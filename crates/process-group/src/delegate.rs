@@ -1,7 +1,8 @@
 //! What every wrapper passes on unchanged.
 
 /// The methods of [`ProcessGroup`](crate::ProcessGroup) that only describe a group or allocate,
-/// answered by the group in the given field: what a wrapper of your own need not write.
+/// answered by the group in the given field: what a wrapper of your own need not write. A second
+/// argument, a function, changes the capabilities.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -51,6 +52,9 @@
 #[macro_export]
 macro_rules! delegate_description {
     ($field:ident) => {
+        $crate::delegate_description!($field, |known| known);
+    };
+    ($field:ident, $change:expr) => {
         fn rank(&self) -> usize {
             self.$field.rank()
         }
@@ -72,7 +76,8 @@ macro_rules! delegate_description {
         }
 
         fn capabilities(&self) -> $crate::Capabilities {
-            self.$field.capabilities()
+            let change: fn($crate::Capabilities) -> $crate::Capabilities = $change;
+            change(self.$field.capabilities())
         }
 
         fn timeout(&self) -> std::time::Duration {

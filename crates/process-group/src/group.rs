@@ -176,6 +176,14 @@ pub struct Capabilities {
     /// `f32`. Where a library chooses its algorithm by size, the ranks still agree with each
     /// other, but a vector in pieces may be rounded otherwise than the whole.
     pub fixed_order: bool,
+    /// Whether an [`allreduce_coalesced`](crate::ProcessGroupExt::allreduce_coalesced) of large
+    /// buffers works on them where they are, in host memory of any kind, so that it costs less
+    /// than to copy them into one buffer from [`allocate`](ProcessGroup::allocate) and out of it
+    /// again. The same on all ranks.
+    pub scattered: bool,
+    /// Whether an asynchronous call returns before other ranks have made theirs. If not, a rank
+    /// must not wait for another one between two calls that this one makes in its own time.
+    pub asynchronous: bool,
     /// Whether `abort` fails operations that are in progress.
     pub abort: bool,
     /// What survivors see when a peer dies.
@@ -207,6 +215,8 @@ impl Capabilities {
             recv_any: true,
             tags: true,
             fixed_order: true,
+            scattered: false,
+            asynchronous: true,
             abort: true,
             on_peer_death: PeerDeath::Error,
         }

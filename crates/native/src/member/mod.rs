@@ -245,6 +245,12 @@ impl Member {
         debug_assert!(fresh, "a member has one lane");
     }
 
+    /// Whether large private memory is best left where it is: the staging rings take it through the
+    /// cache in one pass. Between hosts it is brought together first.
+    pub(crate) fn works_on_scattered_memory(&self) -> bool {
+        !self.local.spans_hosts()
+    }
+
     pub(crate) fn rank(&self) -> usize {
         self.rank
     }
