@@ -13,9 +13,10 @@ use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
 use burn::backend::flex::FlexTensor;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Flex};
-use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
+use burn::tensor::{Bytes, Device, GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 use phalanx_ddp::GradSink;
+use phalanx_pg::{Buffer, DType};
 use phalanx_reducer::GradView;
 
 use crate::values::dtype_of;
@@ -81,15 +82,39 @@ impl Gates {
         }
     }
 
-    fn hand_over(&self, parameter: usize, grad: &FlexTensor) {
-        let whole = grad.to_contiguous();
-        // What is wrong with a gradient, its type included, comes out of the end of the pass.
-        if let Ok(dtype) = dtype_of(whole.dtype()) {
-            let bytes = whole.bytes();
-            let _ = self
-                .sink
-                .grad_ready(parameter, GradView::Host { dtype, bytes });
+    /// Gives a gradient away if nobody else has it. What is wrong with it comes out of the end of
+    /// the pass.
+    fn hand_over(&self, parameter: usize, grad: FlexTensor) {
+        let Ok(dtype) = dtype_of(grad.dtype()) else {
+            return;
+        };
+        let whole = match grad.is_contiguous() && grad.layout().start_offset() == 0 {
+            true => grad,
+            false => grad.to_contiguous(),
+        };
+        if !whole.is_unique() {
+            self.lend(parameter, dtype, whole.bytes());
+            return;
         }
+        let (bytes, _, _) = whole.into_data().into_parts();
+        match Buffer::from_owner(dtype, Memory(bytes)) {
+            Ok(buffer) => drop(self.sink.grad_ready(parameter, buffer)),
+            Err(Memory(bytes)) => self.lend(parameter, dtype, &bytes),
+        }
+    }
+
+    fn lend(&self, parameter: usize, dtype: DType, bytes: &[u8]) {
+        let view = GradView::Host { dtype, bytes };
+        let _ = self.sink.grad_ready(parameter, view);
+    }
+}
+
+/// A tensor's memory.
+struct Memory(Bytes);
+
+impl AsMut<[u8]> for Memory {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.0
     }
 }
 
@@ -123,7 +148,7 @@ impl Backward<Flex, 2> for Gate {
 
     fn backward(self, ops: Ops<GateState, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<Flex>(&ops.node);
-        ops.state.gates.hand_over(ops.state.parameter, &grad);
+        ops.state.gates.hand_over(ops.state.parameter, grad);
     }
 }
 

@@ -26,6 +26,8 @@ use phalanx_testkit::World;
 struct Lender {
     inner: Arc<dyn ProcessGroup>,
     lent: Arc<Lent>,
+    /// Says that it works on memory of any kind.
+    scattered: bool,
 }
 
 /// Addresses.
@@ -65,7 +67,9 @@ impl ProcessGroup for Lender {
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
+        let mut known = self.inner.capabilities();
+        known.scattered = self.scattered;
+        known
     }
 
     fn allocate(&self, device: Device, dtype: DType, len: usize) -> Result<Buffer> {
@@ -92,11 +96,12 @@ impl ProcessGroup for Lender {
     }
 }
 
-fn lender() -> (Arc<dyn ProcessGroup>, Arc<Lent>) {
+fn lender(scattered: bool) -> (Arc<dyn ProcessGroup>, Arc<Lent>) {
     let lent = Arc::default();
     let group = Lender {
         inner: alone(),
         lent: Arc::clone(&lent),
+        scattered,
     };
     (Arc::new(group), lent)
 }
@@ -124,7 +129,7 @@ fn step(ddp: &mut Ddp<Mlp>, number: usize) -> GradientsParams {
 
 #[test]
 fn gradients_are_in_the_buckets_memory() {
-    let (group, lent) = lender();
+    let (group, lent) = lender(false);
     let mut ddp = Ddp::new(Mlp::new(&[6, 6, 6], &device()), group, DdpConfig::default()).unwrap();
     for number in 0..3 {
         let grads = step(&mut ddp, number);
@@ -137,9 +142,26 @@ fn gradients_are_in_the_buckets_memory() {
     }
 }
 
+/// Wide enough for a weight that is averaged where burn has put its gradient.
+const WIDE: [usize; 3] = [200, 200, 6];
+
+#[test]
+fn large_gradients_stay_where_they_are() {
+    let (group, lent) = lender(true);
+    let mut ddp = Ddp::new(Mlp::new(&WIDE, &device()), group, DdpConfig::default()).unwrap();
+    for number in 0..3 {
+        let grads = step(&mut ddp, number);
+        for (place, values) in places(ddp.model(), &grads) {
+            let lent = lent.lock();
+            let copied = lent.iter().any(|range| range.contains(&place));
+            assert_eq!(copied, values.len() < 200 * 200);
+        }
+    }
+}
+
 #[test]
 fn gradients_that_are_kept_stay_as_they_are() {
-    let (group, lent) = lender();
+    let (group, lent) = lender(false);
     let mut ddp = Ddp::new(Mlp::new(&[6, 6, 6], &device()), group, DdpConfig::default()).unwrap();
     let kept: Vec<_> = (0..4).map(|number| step(&mut ddp, number)).collect();
     let seen: Vec<_> = kept
@@ -170,9 +192,13 @@ fn an_optimizer_that_keeps_a_view_is_not_disturbed() {
         |_| SgdConfig::new().init(),
         |_| AdamConfig::new().init(),
     ];
-    for optimizer in optimizers {
-        let (group, lent) = lender();
-        let mut plain = Mlp::new(&[6, 6, 6], &device());
+    let widths: [(&[usize], bool); 2] = [(&[6, 6, 6], false), (&WIDE, true)];
+    let all = optimizers
+        .into_iter()
+        .flat_map(|optimizer| widths.map(|widths| (optimizer, widths)));
+    for (optimizer, (widths, scattered)) in all {
+        let (group, lent) = lender(scattered);
+        let mut plain = Mlp::new(widths, &device());
         let mut ddp = Ddp::new(plain.clone(), group, DdpConfig::default()).unwrap();
         let (mut optim, mut optim_plain) =
             (optimizer(momentum.clone()), optimizer(momentum.clone()));

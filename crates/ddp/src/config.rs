@@ -26,7 +26,8 @@ pub struct DdpConfig {
     pub find_unused_parameters: bool,
     /// Rebuilds buckets in ready order with `find_unused_parameters` too; not in PyTorch.
     pub rebuild_with_unused: bool,
-    /// Gradients handed out are views of the buckets, which saves a copy and as much memory.
+    /// Gradients handed out are views of the buckets, which saves a copy and as much memory. Large
+    /// ones may be in no bucket, and then need neither: see [`NewGrad`](phalanx_reducer::NewGrad).
     pub gradient_as_bucket_view: bool,
     /// Every backward has the same gradients.
     pub static_graph: bool,

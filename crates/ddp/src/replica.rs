@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use phalanx_pg::DType;
-use phalanx_reducer::{Grad, GradRef, GradView, ParamSpec, Reduced, Sink, Slot};
+use phalanx_reducer::{Grad, GradRef, NewGrad, ParamSpec, Reduced, Sink, Slot};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
@@ -16,7 +16,9 @@ use crate::error::Result;
 /// 1. Before the first forward of a backward, [`attach`](Replica::attach) gets a [`GradSink`]. The
 ///    front end arranges that backward calls [`grad_ready`](GradSink::grad_ready) with each
 ///    parameter's gradient when it is complete: by hooks where a framework has them, by identity
-///    operations where it has none.
+///    operations where it has none. A gradient that nobody else has is best given with its memory
+///    ([`Buffer`](phalanx_pg::Buffer)): a large one need not be copied then. (But see docs/ddp.md
+///    on allocators.)
 /// 2. The user's forward runs on [`hooked`](Replica::hooked), maybe several times, then backward.
 /// 3. [`detach`](Replica::detach) takes the hooks away.
 /// 4. [`install`](Replica::install) puts the averages where the optimizer looks for gradients.
@@ -154,7 +156,7 @@ impl GradSink {
     }
 
     /// Takes a complete gradient; see [`Sink::grad_ready`]. One that is ignored is left alone.
-    pub fn grad_ready(&self, parameter: usize, grad: GradView<'_>) -> Result<()> {
+    pub fn grad_ready<'a>(&self, parameter: usize, grad: impl Into<NewGrad<'a>>) -> Result<()> {
         match self.slots.get(parameter) {
             Some(Some(slot)) => Ok(self.sink.grad_ready(*slot, grad)?),
             Some(None) => Ok(()),

@@ -11,23 +11,33 @@ use crate::grad::GradView;
 use crate::layout::{BucketLayout, Place};
 use crate::params::{ParamSpec, Slot};
 
+/// Memory of earlier passes, by piece: ours again once no view is left.
+pub(crate) type Spare = Vec<Option<Frozen>>;
+
 /// The memory of a bucket and how much of it is still missing.
 pub(crate) struct Filling {
     /// Slots without their gradient.
     pending: usize,
-    memory: Option<Buffer>,
-    /// Memory of an earlier pass, ours again once no view is left.
-    spare: Option<Frozen>,
+    pieces: Vec<Option<Piece<Buffer>>>,
+    spare: Spare,
     sparse: Option<Sparse>,
     /// When the last gradient came.
     pub(crate) ready: Option<Instant>,
 }
 
+/// A piece of a bucket's memory.
+#[derive(Debug, Clone)]
+pub(crate) struct Piece<M> {
+    pub(crate) memory: M,
+    /// It came with its gradient, and is not kept for the next pass.
+    pub(crate) given: bool,
+}
+
 impl Filling {
-    pub(crate) fn new(slots: usize, spare: Option<Frozen>) -> Self {
+    pub(crate) fn new(layout: &BucketLayout, spare: Spare) -> Self {
         Self {
-            pending: slots,
-            memory: None,
+            pending: layout.slots.len(),
+            pieces: layout.pieces.iter().map(|_| None).collect(),
             spare,
             sparse: None,
             ready: None,
@@ -39,15 +49,25 @@ impl Filling {
         &mut self,
         group: &dyn ProcessGroup,
         layout: &BucketLayout,
+        piece: usize,
     ) -> Result<&mut Buffer> {
-        if self.memory.is_none() {
-            let thawed = self.spare.take().and_then(|spare| spare.try_thaw().ok());
-            self.memory = Some(match thawed {
+        if self.pieces[piece].is_none() {
+            let spare = self.spare.get_mut(piece).and_then(Option::take);
+            let memory = match spare.and_then(|spare| spare.try_thaw().ok()) {
                 Some(memory) => memory,
-                None => group.allocate(layout.device, layout.dtype, layout.len)?,
-            });
+                None => group.allocate(layout.device, layout.dtype, layout.pieces[piece])?,
+            };
+            let given = false;
+            self.pieces[piece] = Some(Piece { memory, given });
         }
-        Ok(self.memory.as_mut().expect("just set"))
+        let piece = self.pieces[piece].as_mut().expect("just set");
+        Ok(&mut piece.memory)
+    }
+
+    /// Takes a gradient that is alone as it is.
+    pub(crate) fn put_given(&mut self, piece: usize, memory: Buffer) {
+        let given = true;
+        self.pieces[piece] = Some(Piece { memory, given });
     }
 
     pub(crate) fn put_sparse(
@@ -70,17 +90,17 @@ impl Filling {
     }
 
     pub(crate) fn take(&mut self) -> Content {
-        match (self.memory.take(), self.sparse.take()) {
-            (_, Some(sparse)) => Content::Sparse(sparse),
-            (Some(memory), None) => Content::Dense(memory),
-            (None, None) => unreachable!("a full bucket has contents"),
+        match self.sparse.take() {
+            Some(sparse) => Content::Sparse(sparse),
+            None => Content::Dense(self.pieces.drain(..).flatten().collect()),
         }
     }
 }
 
 /// What a full bucket holds.
 pub(crate) enum Content {
-    Dense(Buffer),
+    /// All pieces, in order.
+    Dense(Vec<Piece<Buffer>>),
     Sparse(Sparse),
 }
 
@@ -113,7 +133,7 @@ impl Sources<'_> {
         dst: &mut [u8],
     ) {
         let dtype = param.dtype;
-        self.with_new(slot, param, grad, |new| {
+        self.with_new(slot, grad, |new| {
             self.accumulated.with(slot, |old| {
                 match (old.map(dense), new.map(|new| new.bytes)) {
                     (None, None) => dst.fill(0),
@@ -139,7 +159,7 @@ impl Sources<'_> {
                 bytes.extend_from_slice(values);
             }
         });
-        self.with_new(slot, param, grad, |new| {
+        self.with_new(slot, grad, |new| {
             if let Some(new) = new {
                 rows.extend_from_slice(new.rows);
                 bytes.extend_from_slice(new.bytes);
@@ -159,18 +179,12 @@ impl Sources<'_> {
     fn with_new<T>(
         &self,
         slot: Slot,
-        param: &ParamSpec,
         grad: Option<&GradView<'_>>,
         f: impl FnOnce(Option<New<'_>>) -> T,
     ) -> T {
         match self.partial.filter(|partial| partial.has(slot)) {
             None => f(grad.map(New::of)),
-            Some(partial) => {
-                if let Some(grad) = grad {
-                    partial.add(slot, param, grad);
-                }
-                partial.with(slot, |sum| f(sum.map(New::of_sum)))
-            }
+            Some(partial) => partial.with(slot, |sum| f(sum.map(New::of_sum))),
         }
     }
 }

@@ -21,7 +21,9 @@ pub struct ReducerConfig {
     /// reduces at its end; in all others unused parameters cost nothing, and a parameter may have
     /// several gradients, which are summed.
     pub static_graph: bool,
-    /// Buckets whose parameters no rank has used are not sent. With `find_unused_parameters`.
+    /// Buckets whose parameters no rank has used are not sent. With `find_unused_parameters`. Has no
+    /// effect in groups whose calls are not
+    /// [`asynchronous`](phalanx_pg::Capabilities::asynchronous), such as `Checked` ones.
     pub skip_all_reduce_unused_params: bool,
 }
 

@@ -32,6 +32,47 @@ pub enum GradView<'a> {
     },
 }
 
+/// A gradient as it is handed over: lent for the call, or given away with its memory.
+///
+/// One that is given may be reduced where it is and come back as the average without having been
+/// copied: if it is large, its group works on scattered memory
+/// ([`Capabilities::scattered`](phalanx_pg::Capabilities::scattered)), and it need not be added to
+/// another one of its parameter. Otherwise it is copied as one that is lent.
+#[derive(Debug)]
+pub enum NewGrad<'a> {
+    /// Read during the call.
+    Lent(GradView<'a>),
+    /// All elements in row-major order, in host or device memory.
+    Given(Buffer),
+}
+
+impl<'a> From<GradView<'a>> for NewGrad<'a> {
+    fn from(view: GradView<'a>) -> Self {
+        Self::Lent(view)
+    }
+}
+
+impl From<Buffer> for NewGrad<'_> {
+    fn from(buffer: Buffer) -> Self {
+        Self::Given(buffer)
+    }
+}
+
+impl NewGrad<'_> {
+    pub(crate) fn view(&self) -> GradView<'_> {
+        match self {
+            Self::Lent(view) => *view,
+            Self::Given(buffer) => match buffer.as_bytes() {
+                Ok(bytes) => GradView::Host {
+                    dtype: buffer.dtype(),
+                    bytes,
+                },
+                Err(_) => GradView::Device(buffer),
+            },
+        }
+    }
+}
+
 impl<'a> GradView<'a> {
     /// A dense gradient.
     pub fn dense<T: Element>(values: &'a [T]) -> Self {

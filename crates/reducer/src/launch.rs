@@ -7,7 +7,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use phalanx_pg::{Buffer, ProcessGroupExt, State, Work, WorkStatus};
 
-use crate::bucket::{Content, Filling};
+use crate::bucket::{Content, Filling, Piece};
 use crate::error::{Error, Result};
 use crate::hook::GradBucket;
 use crate::lane::{Cargo, Delivered, Job, Lane, Reply};
@@ -36,7 +36,9 @@ struct Flight {
     skipped: bool,
     launched: Option<Instant>,
     done: Option<Instant>,
-    work: Option<Work<Buffer>>,
+    work: Option<Work<Vec<Buffer>>>,
+    /// Which pieces came with their gradients.
+    given: Vec<bool>,
     status: Option<WorkStatus>,
     landed: Option<Landed>,
 }
@@ -101,17 +103,26 @@ impl Launcher {
         let flight = &mut self.flights[bucket];
         flight.launched = Some(Instant::now());
         let cargo = match content {
-            Content::Dense(buffer) if !self.hooked => {
-                let op = pass.operator(buffer.device());
-                let work = pass.group().allreduce(buffer, op)?;
+            Content::Dense(pieces) if !self.hooked => {
+                flight.given = pieces.iter().map(|piece| piece.given).collect();
+                let op = pass.operator(bucket);
+                let mut pieces: Vec<Buffer> =
+                    pieces.into_iter().map(|piece| piece.memory).collect();
+                let work = match pieces.len() {
+                    1 => pass
+                        .group()
+                        .allreduce(pieces.remove(0), op)?
+                        .map(|buffer| vec![buffer]),
+                    _ => pass.group().allreduce_coalesced(pieces, op)?,
+                };
                 flight.status = Some(work.status());
                 flight.work = Some(work);
                 return Ok(());
             }
-            Content::Dense(buffer) => Cargo::Dense(GradBucket {
+            Content::Dense(pieces) => Cargo::Dense(GradBucket {
                 index: bucket,
                 is_last: bucket + 1 == self.flights.len(),
-                buffer,
+                buffer: whole(pieces),
                 layout: Arc::clone(pass.layout()),
                 params: Arc::clone(pass.params()),
             }),
@@ -135,13 +146,19 @@ impl Launcher {
         let mut landed = Vec::with_capacity(self.flights.len());
         for bucket in 0..self.flights.len() {
             if let Some(work) = self.flights[bucket].work.take() {
-                let memory = work.wait()?.freeze();
+                let pieces = work.wait()?;
                 let flight = &mut self.flights[bucket];
                 flight.done = flight
                     .status
                     .as_ref()
                     .and_then(|status| status.times().done);
-                flight.landed = Some(Landed::Dense(memory));
+                let given = std::mem::take(&mut flight.given);
+                let pieces = pieces.into_iter().zip(given);
+                let pieces = pieces.map(|(memory, given)| Piece {
+                    memory: memory.freeze(),
+                    given,
+                });
+                flight.landed = Some(Landed::Dense(pieces.collect()));
             }
             while self.flights[bucket].landed.is_none() {
                 self.receive()?;
@@ -160,7 +177,10 @@ impl Launcher {
         let flight = &mut self.flights[reply.bucket];
         flight.done = Some(reply.done);
         flight.landed = Some(match reply.result? {
-            Delivered::Dense(buffer) => Landed::Dense(buffer.freeze()),
+            Delivered::Dense(buffer) => Landed::Dense(vec![Piece {
+                memory: buffer.freeze(),
+                given: false,
+            }]),
             Delivered::Sparse(sparse) => Landed::Sparse(Arc::new(sparse)),
         });
         Ok(())
@@ -192,4 +212,10 @@ impl Launcher {
         });
         times.collect()
     }
+}
+
+/// The memory of a bucket for hooks, which is in one piece.
+fn whole(mut pieces: Vec<Piece<Buffer>>) -> Buffer {
+    debug_assert_eq!(pieces.len(), 1, "with a hook no gradient is alone");
+    pieces.remove(0).memory
 }

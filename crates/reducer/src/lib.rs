@@ -2,13 +2,14 @@
 //!
 //! The reducer takes gradients as they become ready, packs them into buckets, starts the reduction
 //! of each bucket as soon as it is full and its turn has come, and hands out the averages at the
-//! end. It knows no framework: parameters are [`ParamSpec`]s in an agreed order, gradients are
-//! bytes. It knows no backend: it speaks to an `Arc<dyn ProcessGroup>`.
+//! end. Large ones are reduced where they are if the group is good at that. It knows no framework:
+//! parameters are [`ParamSpec`]s in an agreed order, gradients are bytes. It knows no backend: it
+//! speaks to an `Arc<dyn ProcessGroup>`.
 //!
 //! | file | what is in it |
 //! |---|---|
 //! | `reducer.rs`, `state.rs` | [`Reducer`]; what lasts from pass to pass: layout, rebuild, sums |
-//! | `pass.rs` | [`Pass`] and [`Sink`]: one backward, from the first gradient to the averages |
+//! | `pass/` | [`Pass`] and [`Sink`]: one backward, from the first gradient to the averages |
 //! | `bucket.rs`, `launch.rs` | a bucket while it fills; buckets on their way, in order |
 //! | `lane.rs`, `hook.rs` | the thread for what blocks; [`CommHook`] and those built in |
 //! | [`plan`], `layout.rs` | which parameters travel together, and where in the bucket |
@@ -50,7 +51,7 @@ mod stats;
 pub use agree::verify;
 pub use config::ReducerConfig;
 pub use error::{Error, ParamName, Result, Unfinished, Why};
-pub use grad::GradView;
+pub use grad::{GradView, NewGrad};
 pub use hook::{AllReduceHook, CommHook, CompressHook, GradBucket, HookResult};
 pub use params::{ParamSpec, Slot};
 pub use pass::{Pass, Sink};

@@ -6,11 +6,13 @@ use std::sync::Arc;
 use bytemuck::{cast_slice, cast_slice_mut};
 use phalanx_pg::{DType, Element, Frozen, Sparse, Stores, copy_lines};
 
+use crate::bucket::Piece;
 use crate::layout::Layout;
 use crate::params::Slot;
 use crate::reducer::GradTarget;
 
-/// What a pass leaves behind: views of the buckets, by slot.
+/// What a pass leaves behind: views of the buckets, by slot, or gradients in their own memory where
+/// they were averaged in it.
 ///
 /// Views may be kept as long as one likes: the reducer writes to a bucket again only when it holds
 /// the last handle on it, and takes other memory otherwise. So keeping a small view keeps a whole
@@ -28,7 +30,7 @@ pub struct Reduced {
 /// A bucket's result.
 #[derive(Debug, Clone)]
 pub(crate) enum Landed {
-    Dense(Frozen),
+    Dense(Vec<Piece<Frozen>>),
     Sparse(Arc<Sparse>),
     /// No rank has used its parameters.
     Skipped,
@@ -63,8 +65,9 @@ impl Reduced {
             return None;
         }
         match self.buckets.get(place.bucket)? {
-            Landed::Dense(memory) => Some(Grad::Dense(GradRef {
-                memory: memory.clone(),
+            Landed::Dense(pieces) => Some(Grad::Dense(GradRef {
+                memory: pieces[place.piece].memory.clone(),
+                alone: place.alone,
                 offset: place.offset,
                 len: place.len,
                 stores: self.layout.stores,
@@ -83,10 +86,11 @@ impl Reduced {
     }
 }
 
-/// A view of a bucket: one parameter's averaged gradient.
+/// One parameter's averaged gradient: a view of a bucket, or memory of its own.
 #[derive(Clone)]
 pub struct GradRef {
     memory: Frozen,
+    alone: bool,
     /// In elements.
     offset: usize,
     len: usize,
@@ -98,6 +102,7 @@ impl GradRef {
         let len = memory.len();
         Self {
             memory,
+            alone: true,
             offset: 0,
             len,
             stores: Stores::Ordinary,
@@ -119,7 +124,13 @@ impl GradRef {
         self.len == 0
     }
 
-    /// The whole bucket and the place in it, in elements: for front ends whose tensors can share
+    /// Whether it is in no bucket but in the memory that its gradient came in, or in a copy of that.
+    /// Otherwise to keep it keeps a whole bucket, so who wants gradients that are no views copies it.
+    pub fn is_alone(&self) -> bool {
+        self.alone
+    }
+
+    /// The whole memory and the place in it, in elements: for front ends whose tensors can share
     /// foreign memory.
     pub fn memory(&self) -> (&Frozen, usize) {
         (&self.memory, self.offset)

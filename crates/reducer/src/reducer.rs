@@ -9,6 +9,7 @@ use phalanx_pg::{Device, ProcessGroup};
 use tracing::debug;
 
 use crate::accumulate::Accumulator;
+use crate::bucket::Spare;
 use crate::config::ReducerConfig;
 use crate::copy;
 use crate::error::{Error, Result};
@@ -17,7 +18,7 @@ use crate::lane::Lane;
 use crate::params::{ParamSpec, Slot};
 use crate::pass::{Goal, Pass, Running, Start};
 use crate::reduced::Grad;
-use crate::state::{Core, Phase, State, first_layout};
+use crate::state::{Core, Phase, State, first_layout, lay_out};
 use crate::stats::ReducerStats;
 
 /// Whose gradients a pass computes. Sums of different targets are kept apart.
@@ -97,7 +98,7 @@ impl Reducer {
         config: ReducerConfig,
     ) -> Result<Self> {
         check_params(&params)?;
-        let layout = first_layout(&params, &config)?;
+        let layout = first_layout(&params, &config, &*group, false)?;
         let mut stats = describe(&params, &config);
         stats.bucket_sizes = layout.sizes();
         debug!(target: "buckets", sizes = ?stats.bucket_sizes, "first layout");
@@ -106,7 +107,7 @@ impl Reducer {
             control: None,
             lane: None,
             hook: None,
-            spare: vec![None; layout.buckets.len()],
+            spare: vec![Spare::new(); layout.buckets.len()],
             layout: Arc::new(layout),
             phase: Phase::Idle,
             passes: 0,
@@ -190,7 +191,7 @@ impl Reducer {
         };
         let spare = match goal {
             Goal::Accumulate => Vec::new(),
-            _ => state.spare.iter_mut().map(Option::take).collect(),
+            _ => state.spare.iter_mut().map(std::mem::take).collect(),
         };
         let start = Start {
             layout: Arc::clone(&state.layout),
@@ -233,6 +234,9 @@ impl Reducer {
             Some(Arc::clone(&hook)),
         )?));
         state.hook = Some(hook);
+        let slots = state.layout.slots();
+        let layout = lay_out(&self.core.params, slots, &*state.group, true);
+        state.adopt(layout);
         Ok(())
     }
 
@@ -240,19 +244,19 @@ impl Reducer {
     /// but with accumulated gradients and the comm hook. Collective in the new group.
     pub fn replace_group(&self, group: Arc<dyn ProcessGroup>) -> Result<()> {
         let core = &self.core;
-        let layout = first_layout(&core.params, &core.config)?;
         let mut state = core.state.lock();
         if matches!(state.phase, Phase::InPass) {
             return Err(Error::invalid(
                 "the group cannot be replaced during a backward",
             ));
         }
+        let hooked = state.hook.is_some();
+        let layout = first_layout(&core.params, &core.config, &*group, hooked)?;
         state.group = group;
         state.handed_over.clear();
-        // What is in flight in the old group, and its memory, is no longer ours.
-        state.spare = vec![None; layout.buckets.len()];
         state.stats.bucket_sizes = layout.sizes();
-        state.layout = Arc::new(layout);
+        // What is in flight in the old group, and its memory, is no longer ours.
+        state.adopt(layout);
         state.rebuilt = false;
         state.stats.forget_group();
         state.recorded = None;

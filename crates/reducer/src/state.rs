@@ -9,11 +9,12 @@ use tracing::{debug, info};
 
 use crate::accumulate::Accumulator;
 use crate::arrivals::Arrivals;
+use crate::bucket::{Piece, Spare};
 use crate::config::ReducerConfig;
 use crate::error::{Error, Result};
 use crate::hook::CommHook;
 use crate::lane::{Lane, OwnGroup, own_group};
-use crate::layout::Layout;
+use crate::layout::{Layout, is_alone};
 use crate::params::{ParamSpec, Slot};
 use crate::pass::{Goal, Running};
 use crate::reduced::{Landed, Reduced};
@@ -37,7 +38,7 @@ pub(crate) struct State {
     pub(crate) hook: Option<Arc<dyn CommHook>>,
     pub(crate) layout: Arc<Layout>,
     /// Memory of buckets that views may still look at, by bucket.
-    pub(crate) spare: Vec<Option<Frozen>>,
+    pub(crate) spare: Vec<Spare>,
     pub(crate) phase: Phase,
     /// Counts passes.
     pub(crate) passes: u64,
@@ -109,7 +110,9 @@ impl State {
         if self.hook.is_some() || params.iter().any(|param| param.sparse) {
             self.lane = Some(Arc::new(Lane::open(&*self.group, self.hook.clone())?));
         }
-        if config.skip_all_reduce_unused_params && config.finds_unused() {
+        // Ranks ask what is unused while others, in a backward that is longer, start buckets.
+        let can_ask = self.group.capabilities().asynchronous;
+        if config.skip_all_reduce_unused_params && config.finds_unused() && can_ask {
             self.control = Some(Arc::new(own_group(&*self.group, "used")?));
         }
         Ok(())
@@ -122,16 +125,22 @@ impl State {
         };
         let own = plan::rebuilt(params, &order, &config.caps)?;
         let agreed = agree::adopt(&*self.group, params, own)?;
-        let layout = Layout::new(params, &agreed);
+        let slots = agreed.into_iter().map(|bucket| bucket.slots).collect();
+        let layout = lay_out(params, slots, &*self.group, self.hook.is_some());
         self.rebuilt = true;
         self.stats.has_rebuilt_buckets = true;
         self.stats.rebuilt_bucket_sizes = layout.sizes();
         self.stats.rebuilt_per_bucket_param_indices = layout.slots();
         info!(target: "buckets", sizes = ?layout.sizes(), "rebuilt in ready order");
         debug!(target: "buckets", slots = ?layout.slots(), "parameters of the buckets");
-        self.spare = vec![None; layout.buckets.len()];
-        self.layout = Arc::new(layout);
+        self.adopt(layout);
         Ok(())
+    }
+
+    /// Goes on with these buckets.
+    pub(crate) fn adopt(&mut self, layout: Layout) {
+        self.spare = vec![Spare::new(); layout.buckets.len()];
+        self.layout = Arc::new(layout);
     }
 
     /// Whether what the last pass handed over is, as far as is known, what it seemed.
@@ -167,8 +176,9 @@ impl State {
         self.note_used(pass);
         pass.accumulated.clear();
         for (spare, landed) in self.spare.iter_mut().zip(&reduced.buckets) {
-            if let Landed::Dense(memory) = landed {
-                *spare = Some(memory.clone());
+            if let Landed::Dense(pieces) = landed {
+                let keep = |piece: &Piece<Frozen>| (!piece.given).then(|| piece.memory.clone());
+                *spare = pieces.iter().map(keep).collect();
             }
         }
         if pass.goal == Goal::Reduce && !self.rebuilt && config.rebuilds() {
@@ -203,7 +213,26 @@ impl State {
     }
 }
 
-pub(crate) fn first_layout(params: &[ParamSpec], config: &ReducerConfig) -> Result<Layout> {
+/// The layout to begin with.
+pub(crate) fn first_layout(
+    params: &[ParamSpec],
+    config: &ReducerConfig,
+    group: &dyn ProcessGroup,
+    hooked: bool,
+) -> Result<Layout> {
     let plan = plan::initial(params, &config.caps, config.finds_unused())?;
-    Ok(Layout::new(params, &plan))
+    let slots = plan.into_iter().map(|bucket| bucket.slots).collect();
+    Ok(lay_out(params, slots, group, hooked))
+}
+
+/// Where gradients go in buckets of these slots.
+pub(crate) fn lay_out(
+    params: &[ParamSpec],
+    slots: Vec<Vec<Slot>>,
+    group: &dyn ProcessGroup,
+    hooked: bool,
+) -> Layout {
+    let group = group.capabilities();
+    // A hook gets buckets in one piece.
+    Layout::new(params, slots, |param| !hooked && is_alone(param, &group))
 }

@@ -276,3 +276,52 @@ fn the_used_map_is_one_call_after_the_buckets() {
         assert_eq!(lens, [1, 1, 2]);
     });
 }
+
+#[test]
+fn gradients_of_one_parameter_may_come_from_several_threads_at_once() {
+    const LEN: usize = 20_000;
+    let group = phalanx_reference::ReferenceGroup::threads(1).remove(0);
+    let reducer = reducer(&[LEN], group, static_graph());
+    for step in 0..300 {
+        let pass = begin(&reducer);
+        std::thread::scope(|scope| {
+            for part in [1.0, 2.0, 4.0] {
+                let pass = &pass;
+                scope.spawn(move || give(pass, 0, &[part; LEN]).unwrap());
+            }
+        });
+        let sum = values(&pass.finish().unwrap(), 0);
+        assert!(sum.iter().all(|&value| value == 7.0), "step {step}");
+    }
+}
+
+/// With checks a rank that starts a bucket waits there for the others, who may have come to the end
+/// of a shorter backward.
+#[test]
+fn what_nobody_uses_is_sent_after_all_if_calls_are_checked() {
+    ranks(2, |rank, group| {
+        let config = ReducerConfig {
+            skip_all_reduce_unused_params: true,
+            ..ReducerConfig {
+                find_unused_parameters: true,
+                ..small_caps(1)
+            }
+        };
+        let group = phalanx_pg::Checked::new(group).unwrap();
+        let reducer = reducer(&[1, 1, 1], group, config);
+        for _ in 0..3 {
+            let pass = begin(&reducer);
+            if rank == 0 {
+                // The first bucket.
+                give(&pass, 2, &[4.0]).unwrap();
+            }
+            give(&pass, 0, &[1.0]).unwrap();
+            let reduced = pass.finish().unwrap();
+            assert_eq!(
+                (values(&reduced, 0), values(&reduced, 2)),
+                (vec![1.0], vec![2.0])
+            );
+            assert!(reduced.dense(1).is_none());
+        }
+    });
+}

@@ -210,7 +210,8 @@ fn with_c_library(feature: &str, packages: &[&str]) -> Vec<Cmd> {
     };
     // In the facade, in the program, and under what is built on groups.
     let crossing = ["--package", "phalanx-tests", "--features", feature];
-    let crossing_tests = ["--test", "ddp_golden", "--test", "backends"];
+    let crossing_tests = ["ddp_golden", "ddp_large", "backends"].map(|name| ["--test", name]);
+    let crossing_tests = crossing_tests.concat();
     let program = ["--package", "phalanx-cli", "--features", feature];
     let program_tests = ["--test", "bench_allreduce"];
     let lints = ["--", "-D", "warnings"];

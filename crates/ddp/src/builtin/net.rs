@@ -404,37 +404,33 @@ impl Net {
             out.0[parameter] = Some(gradient);
             return;
         };
-        let sent = match (&self.courier, &gradient) {
-            (Some(group), Gradient::Dense(values)) => send(&**group, spec, values),
-            _ => Ok(None),
-        };
-        let view = match &gradient {
-            // What cannot be sent is missed at the end of the pass.
-            Gradient::Dense(_) if sent.is_err() => return,
-            Gradient::Dense(values) => match sent.as_ref().ok().and_then(Option::as_ref) {
-                Some(buffer) => GradView::Device(buffer),
-                None => GradView::dense(values),
+        // An error comes out of the end of the pass, where what could not be sent is missed.
+        let _ = match gradient {
+            Gradient::Dense(values) => match send(self.courier.as_deref(), spec, values) {
+                Ok(buffer) => sink.grad_ready(parameter, buffer),
+                Err(_) => return,
             },
-            Gradient::Sparse { rows, values } => GradView::sparse(rows, values),
+            Gradient::Sparse { rows, values } => {
+                sink.grad_ready(parameter, GradView::sparse(&rows, &values))
+            }
             Gradient::View(_) => unreachable!("views come from the reducer"),
         };
-        // An error comes out of the end of the pass.
-        let _ = sink.grad_ready(parameter, view);
     }
 }
 
-/// A gradient in the parameter's own memory, if that is a device's.
+/// A gradient where its parameter is, which may be on a device.
 fn send(
-    group: &dyn ProcessGroup,
+    group: Option<&dyn ProcessGroup>,
     spec: &ParamSpec,
-    values: &[f32],
-) -> phalanx_pg::Result<Option<Buffer>> {
-    if spec.device == Device::Cpu {
-        return Ok(None);
-    }
-    let mut buffer = group.allocate(spec.device, spec.dtype, values.len())?;
-    group.copy(&Buffer::from_slice(values), 0..values.len(), &mut buffer, 0)?;
-    Ok(Some(buffer))
+    values: Vec<f32>,
+) -> phalanx_pg::Result<Buffer> {
+    let host = Buffer::from_vec(values);
+    let Some(group) = group.filter(|_| spec.device != Device::Cpu) else {
+        return Ok(host);
+    };
+    let mut buffer = group.allocate(spec.device, spec.dtype, host.len())?;
+    group.copy(&host, 0..host.len(), &mut buffer, 0)?;
+    Ok(buffer)
 }
 
 /// An average in memory of its own, on the host.
@@ -512,7 +508,9 @@ impl Replica for Net {
             }
             *gradient = match averaged.grad(parameter) {
                 None => None,
-                Some(Grad::Dense(view)) if averaged.as_views() && self.courier.is_none() => {
+                Some(Grad::Dense(view))
+                    if (averaged.as_views() || view.is_alone()) && self.courier.is_none() =>
+                {
                     Some(Gradient::View(view))
                 }
                 Some(Grad::Dense(view)) => {

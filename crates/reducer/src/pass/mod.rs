@@ -1,21 +1,21 @@
 //! One backward: gradients in, averages out.
 
+mod ending;
+
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use phalanx_pg::{
-    Buffer, Device, Frozen, ProcessGroup, ProcessGroupExt, ReduceOp, Work, WorkStatus,
-};
+use phalanx_pg::{Buffer, Device, ProcessGroup, ProcessGroupExt, ReduceOp, Work, WorkStatus};
 
 use crate::accumulate::Accumulator;
 use crate::arrivals::Arrivals;
-use crate::bucket::{Filling, Sources};
+use crate::bucket::{Filling, Sources, Spare};
 use crate::door::Door;
 use crate::error::{Error, ParamName, Result, Unfinished, Why};
-use crate::grad::GradView;
+use crate::grad::{GradView, NewGrad};
 use crate::lane::{Lane, OwnGroup};
 use crate::launch::Launcher;
 use crate::layout::{Layout, Place};
@@ -67,7 +67,7 @@ pub(crate) struct Start {
     /// What gradients are multiplied by on their way into a bucket.
     pub(crate) factor: f64,
     pub(crate) accumulated: Arc<Accumulator>,
-    pub(crate) spare: Vec<Option<Frozen>>,
+    pub(crate) spare: Vec<Spare>,
     /// Takes the place of a rank that has no inputs left: no gradients, and none missing.
     pub(crate) shadow: bool,
 }
@@ -173,12 +173,13 @@ impl fmt::Debug for Pass {
 }
 
 impl Sink {
-    /// Takes a gradient: copies it, and starts the reduction of its bucket if it was the last one
+    /// Takes a gradient, lent (a [`GradView`]) or given with its memory (a
+    /// [`Buffer`]): puts it into its bucket, and starts the reduction of that if it was the last one
     /// missing and all earlier buckets are on their way. Never waits for the network.
     ///
     /// An error is returned here and once more by [`Pass::finish`], for hooks that cannot fail.
-    pub fn grad_ready(&self, slot: Slot, grad: GradView<'_>) -> Result<()> {
-        let result = self.0.accept(slot, &grad);
+    pub fn grad_ready<'a>(&self, slot: Slot, grad: impl Into<NewGrad<'a>>) -> Result<()> {
+        let result = self.0.accept(slot, grad.into());
         if let Err(err) = &result {
             self.0.error.lock().get_or_insert_with(|| err.clone());
         }
@@ -205,7 +206,7 @@ impl Running {
         let several = (0..slots).any(|slot| count(slot) > 1) || start.goal == Goal::Learn;
         let mut spare = start.spare.into_iter();
         let fill = |bucket: &crate::layout::BucketLayout| {
-            Mutex::new(Filling::new(bucket.slots.len(), spare.next().flatten()))
+            Mutex::new(Filling::new(bucket, spare.next().unwrap_or_default()))
         };
         let buckets = start.layout.buckets.iter().map(fill).collect();
         let launcher = Launcher::new(&start.layout, start.lane, start.hooked);
@@ -236,7 +237,7 @@ impl Running {
         }
     }
 
-    fn accept(&self, slot: Slot, grad: &GradView<'_>) -> Result<()> {
+    fn accept(&self, slot: Slot, grad: NewGrad<'_>) -> Result<()> {
         let Some(_inside) = self.door.enter() else {
             let param = ParamName::of(slot, &self.core.params);
             return Err(Error::invalid(format!(
@@ -244,39 +245,57 @@ impl Running {
                  twice for one forward, or hooks were kept from an earlier one"
             )));
         };
-        grad.check(slot, &self.core.params)?;
+        grad.view().check(slot, &self.core.params)?;
         let param = &self.core.params[slot];
-        if let GradView::Device(buffer) = grad
-            && !self.goes_straight(slot)
+        let straight = self.goes_straight(slot);
+        if let GradView::Device(buffer) = grad.view()
+            && !straight
         {
             // What has to be added up goes by way of the host: that would take a kernel.
             let mut host = Buffer::zeroed(param.dtype, param.len());
             self.group.copy(buffer, 0..buffer.len(), &mut host, 0)?;
             let (dtype, bytes) = (param.dtype, host.as_bytes()?);
-            return self.take(slot, param, &GradView::Host { dtype, bytes });
+            return self.take(slot, param, GradView::Host { dtype, bytes }.into());
         }
-        self.take(slot, param, grad)
+        match grad {
+            // To be copied.
+            NewGrad::Given(buffer) if !straight || !self.layout.places[slot].alone => {
+                self.take(slot, param, NewGrad::Given(buffer).view().into())
+            }
+            other => self.take(slot, param, other),
+        }
     }
 
     /// Whether a slot's gradient is all that goes into its place in the bucket.
     fn goes_straight(&self, slot: Slot) -> bool {
-        self.goal == Goal::Reduce && self.partial.is_none() && !self.accumulated.has(slot)
+        self.goal == Goal::Reduce && !self.has_several(slot) && !self.accumulated.has(slot)
     }
 
-    fn take(&self, slot: Slot, param: &ParamSpec, grad: &GradView<'_>) -> Result<()> {
+    /// Whether a slot has several gradients in a backward.
+    fn has_several(&self, slot: Slot) -> bool {
+        let several = |learnt: &Learnt| learnt.expected[slot] > 1;
+        self.learnt.as_ref().is_some_and(several)
+    }
+
+    fn take(&self, slot: Slot, param: &ParamSpec, grad: NewGrad<'_>) -> Result<()> {
         match (self.goal, &self.partial) {
-            (Goal::Accumulate, _) => self.accumulated.add(slot, param, grad),
+            (Goal::Accumulate, _) => self.accumulated.add(slot, param, &grad.view()),
             (Goal::Learn, Some(partial)) => {
                 self.counts[slot].fetch_add(1, Ordering::AcqRel);
                 self.note(slot);
-                partial.add(slot, param, grad);
+                partial.add(slot, param, &grad.view());
             }
             _ => return self.reduce(slot, param, grad),
         }
         Ok(())
     }
 
-    fn reduce(&self, slot: Slot, param: &ParamSpec, grad: &GradView<'_>) -> Result<()> {
+    fn reduce(&self, slot: Slot, param: &ParamSpec, grad: NewGrad<'_>) -> Result<()> {
+        let several = self.partial.as_ref().filter(|_| self.has_several(slot));
+        if let Some(partial) = several {
+            // Before it is counted: another thread may bring the last one.
+            partial.add(slot, param, &grad.view());
+        }
         let take = |left: u32| left.checked_sub(1);
         let left = self.counts[slot].fetch_update(Ordering::AcqRel, Ordering::Acquire, take);
         let Ok(left) = left else {
@@ -286,16 +305,11 @@ impl Running {
         if !filled && !self.unused_filled.swap(true, Ordering::AcqRel) {
             self.fill_unused()?;
         }
-        match &self.partial {
-            Some(partial) if left > 1 => {
-                partial.add(slot, param, grad);
-                Ok(())
-            }
-            _ => {
-                self.note(slot);
-                self.put(slot, Some(grad))
-            }
+        if left > 1 {
+            return Ok(());
         }
+        self.note(slot);
+        self.put(slot, several.is_none().then_some(grad))
     }
 
     fn note(&self, slot: Slot) {
@@ -319,27 +333,25 @@ impl Running {
 
     /// Puts a slot's gradient into its bucket, or zeros for none, with what was accumulated; and
     /// launches what is complete.
-    fn put(&self, slot: Slot, grad: Option<&GradView<'_>>) -> Result<()> {
+    fn put(&self, slot: Slot, grad: Option<NewGrad<'_>>) -> Result<()> {
         let place = self.layout.places[slot];
         let bucket = &self.layout.buckets[place.bucket];
-        let param = &self.core.params[slot];
         let sources = Sources {
             accumulated: &self.accumulated,
             partial: self.partial.as_ref(),
-            factor: match bucket.device {
-                Device::Cpu => self.factor,
-                // Applied by the reduction.
-                _ => 1.0,
+            factor: match bucket.premultiplied {
+                true => 1.0,
+                false => self.factor,
             },
             stores: self.layout.stores,
         };
         let full = {
             let mut filling = self.buckets[place.bucket].lock();
-            match bucket.sparse {
-                true => filling.put_sparse(slot, param, grad, &sources),
-                false => {
-                    let memory = filling.memory(&*self.group, bucket)?;
-                    self.fill(memory, place, slot, grad, &sources)?;
+            match grad {
+                Some(NewGrad::Given(buffer)) => filling.put_given(place.piece, buffer),
+                lent => {
+                    let view = lent.as_ref().map(NewGrad::view);
+                    self.copy_in(&mut filling, slot, view.as_ref(), &sources)?;
                 }
             }
             filling.is_full_now()
@@ -350,6 +362,23 @@ impl Running {
                 .ready(place.bucket, &self.buckets, self)?;
         }
         Ok(())
+    }
+
+    fn copy_in(
+        &self,
+        filling: &mut Filling,
+        slot: Slot,
+        grad: Option<&GradView<'_>>,
+        sources: &Sources<'_>,
+    ) -> Result<()> {
+        let place = self.layout.places[slot];
+        let bucket = &self.layout.buckets[place.bucket];
+        if bucket.sparse {
+            filling.put_sparse(slot, &self.core.params[slot], grad, sources);
+            return Ok(());
+        }
+        let memory = filling.memory(&*self.group, bucket, place.piece)?;
+        self.fill(memory, place, slot, grad, sources)
     }
 
     /// Writes a slot's share of a bucket.
@@ -380,14 +409,13 @@ impl Running {
         Ok(())
     }
 
-    /// What turns a bucket into the average. In host memory gradients are divided on their way in;
-    /// in device memory by the reduction, since dividing there takes a kernel. Not an average,
-    /// which NCCL computes in the same way: ranks without inputs do not know the divisor, and all
-    /// have to call the same.
-    pub(crate) fn operator(&self, device: Device) -> ReduceOp {
-        match device {
-            Device::Cpu => ReduceOp::Sum,
-            _ => ReduceOp::PremulSum(self.factor),
+    /// What turns a bucket into the average. Gradients are divided on their way in, or by the
+    /// reduction. Not an average, which NCCL computes in the same way: ranks without inputs do
+    /// not know the divisor, and all have to call the same.
+    pub(crate) fn operator(&self, bucket: usize) -> ReduceOp {
+        match self.layout.buckets[bucket].premultiplied {
+            true => ReduceOp::PremulSum(self.factor),
+            false => ReduceOp::Sum,
         }
     }
 
@@ -398,168 +426,6 @@ impl Running {
         };
         let unused = (0..self.counts.len()).filter(|&slot| learnt.expected[slot] == 0);
         unused.into_iter().try_for_each(|slot| self.put(slot, None))
-    }
-
-    fn complete(&self) -> Result<Reduced> {
-        let nobody_inside = self.door.close();
-        *self.ended.lock() = Some(Instant::now());
-        if let Some(err) = self.error.lock().clone() {
-            return Err(err);
-        }
-        if !nobody_inside {
-            let what = "the pass was finished while a gradient was being handed over on another \
-                        thread: wait for backward to end first";
-            return Err(Error::invalid(what));
-        }
-        if self.goal == Goal::Accumulate {
-            return Ok(self.reduced(Vec::new(), None));
-        }
-        self.check_missing()?;
-        let early = match &self.control {
-            Some(control) => Some(read_used(self.share_used(&***control)?)?),
-            None => None,
-        };
-        self.fill_in(early.as_deref())?;
-        let finds = self.goal == Goal::Learn || self.core.config.finds_unused();
-        // After the last bucket, on all ranks.
-        let late = match finds && early.is_none() {
-            true => Some(self.share_used(&*self.group)?),
-            false => None,
-        };
-        let landed = self.launcher.lock().land()?;
-        let used = match (early, late) {
-            (Some(used), _) => Some(used),
-            (None, Some(work)) => Some(read_used(work)?),
-            (None, None) => self.learnt.as_ref().map(|learnt| Arc::clone(&learnt.used)),
-        };
-        Ok(self.reduced(landed, used))
-    }
-
-    fn reduced(&self, buckets: Vec<Landed>, used: Option<Arc<[bool]>>) -> Reduced {
-        Reduced {
-            target: self.target,
-            layout: Arc::clone(&self.layout),
-            buckets,
-            used,
-        }
-    }
-
-    /// Whether every gradient that must be there is there.
-    fn check_missing(&self) -> Result<()> {
-        if self.shadow || self.goal == Goal::Learn || self.core.config.finds_unused() {
-            return Ok(());
-        }
-        let (expected, why) = match &self.learnt {
-            Some(learnt) => (Some(&learnt.expected), Why::GraphChanged),
-            None => (None, Why::UnusedNotAllowed),
-        };
-        let mut missing = self.not_arrived();
-        missing.retain(|&slot| expected.is_none_or(|expected| expected[slot] > 0));
-        // An accumulated gradient is a gradient, though not one of a static graph's.
-        missing.retain(|&slot| expected.is_some() || !self.accumulated.has(slot));
-        match missing.is_empty() {
-            true => Ok(()),
-            false => Err(self.unfinished(missing, why)),
-        }
-    }
-
-    fn unfinished(&self, missing: Vec<Slot>, why: Why) -> Error {
-        let name = |slot: Slot| ParamName::of(slot, &self.core.params);
-        Error::Unfinished(Arc::new(Unfinished {
-            rank: self.group.rank(),
-            missing: missing.into_iter().map(name).collect(),
-            why,
-        }))
-    }
-
-    /// Fills in what has not come, and leaves out buckets that nobody uses.
-    fn fill_in(&self, used: Option<&[bool]>) -> Result<()> {
-        let prefilled = self.unused_filled.swap(true, Ordering::AcqRel);
-        let is_there = |slot: Slot| match (&self.learnt, self.goal) {
-            (_, Goal::Learn) => false,
-            (Some(learnt), _) if prefilled && learnt.expected[slot] == 0 => true,
-            _ => self.arrivals.has(slot),
-        };
-        for (index, bucket) in self.layout.buckets.iter().enumerate() {
-            let unused = |slot: &Slot| used.is_some_and(|used| !used[*slot]);
-            if bucket.slots.iter().all(unused) {
-                self.launcher.lock().skip(index, &self.buckets, self)?;
-                continue;
-            }
-            for &slot in &bucket.slots {
-                if !is_there(slot) {
-                    self.put(slot, None)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn share_used(&self, group: &dyn ProcessGroup) -> Result<Work<Buffer>> {
-        let used: Vec<i32> = self.locally_used().into_iter().map(i32::from).collect();
-        Ok(group.allreduce(Buffer::from_vec(used), ReduceOp::Sum)?)
-    }
-
-    /// Which slots have a gradient here, from this pass or accumulated.
-    pub(crate) fn locally_used(&self) -> Vec<bool> {
-        let used = |slot| self.arrivals.has(slot) || self.accumulated.has(slot);
-        (0..self.counts.len()).map(used).collect()
-    }
-
-    /// Whether any gradient has come.
-    fn has_gradients(&self) -> bool {
-        let part = |partial: &Accumulator| (0..self.counts.len()).any(|slot| partial.has(slot));
-        self.arrivals.any() || self.partial.as_ref().is_some_and(part)
-    }
-
-    pub(crate) fn not_arrived(&self) -> Vec<Slot> {
-        self.arrivals.missing()
-    }
-
-    /// How many gradients each slot had. A rank that only stood by takes it that those which others
-    /// use have one.
-    pub(crate) fn learnt_counts(&self, used: &[bool]) -> Arc<[u32]> {
-        if self.shadow {
-            return used.iter().map(|&used| used.into()).collect();
-        }
-        let counts = self
-            .counts
-            .iter()
-            .map(|count| count.load(Ordering::Acquire));
-        counts.collect()
-    }
-
-    /// What may still turn out to have failed.
-    pub(crate) fn handed_over(&self) -> Vec<WorkStatus> {
-        self.launcher.lock().handed_over()
-    }
-
-    /// Enters this pass's figures.
-    pub(crate) fn describe(&self, stats: &mut ReducerStats) {
-        let clock = self.clock.lock().clone();
-        let ended = self.ended.lock().unwrap_or(clock.begun);
-        let launcher = self.launcher.lock();
-        let sizes = self.layout.sizes();
-        let ready = self
-            .buckets
-            .iter()
-            .map(|bucket| bucket.lock().ready.unwrap_or(ended));
-        let ready: Vec<Instant> = ready.collect();
-        stats.timeline = launcher.timeline(&clock, &sizes, &ready);
-        stats.num_buckets_reduced = stats
-            .timeline
-            .iter()
-            .filter(|b| b.done_ns.is_some())
-            .count();
-        let last_grad = ready
-            .into_iter()
-            .max()
-            .map_or(ended, |last| last.min(ended));
-        stats.last = clock.times(last_grad, &stats.timeline);
-        stats.average = stats.average.with(stats.last, stats.iteration);
-        let unused = self.not_arrived().into_iter();
-        let bytes = unused.map(|slot| self.core.params[slot].byte_len());
-        stats.unused_parameter_size = bytes.sum();
     }
 
     pub(crate) fn params(&self) -> &Arc<[ParamSpec]> {
@@ -573,13 +439,4 @@ impl Running {
     pub(crate) fn group(&self) -> &dyn ProcessGroup {
         &*self.group
     }
-}
-
-fn read_used(work: Work<Buffer>) -> Result<Arc<[bool]>> {
-    let used = work.wait()?;
-    Ok(used
-        .as_slice::<i32>()?
-        .iter()
-        .map(|&count| count > 0)
-        .collect())
 }
