@@ -18,6 +18,13 @@ use crate::Failure;
 /// Tells a process that it is a rank of the measurement.
 const RANK_MARK: &str = "PHALANX_BENCH_DDP_RANK";
 
+/// Tells the C library, in our ranks and in PyTorch's, not to give memory back to the system. A
+/// backward would have to ask for it again, page by page, for longer than averaging takes.
+const KEEP_MEMORY: [(&str, &str); 2] = [
+    ("MALLOC_TRIM_THRESHOLD_", "4000000000"),
+    ("MALLOC_MMAP_THRESHOLD_", "4000000000"),
+];
+
 /// Measure what averaging gradients adds to a backward of no work.
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -87,6 +94,7 @@ fn measure(args: &Args) -> Result<Figures, Failure> {
         command
             .args(std::env::args_os().skip(1))
             .env(RANK_MARK, "1")
+            .envs(KEEP_MEMORY)
             .env("TORCHELASTIC_USE_AGENT_STORE", "True");
         ranks.push(start(command, rank, args.ranks, server.local_addr())?);
     }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use phalanx::pg::{Buffer, DType, Device, ProcessGroup, ProcessGroupExt, ReduceOp};
 use phalanx_reducer::{
-    GradTarget, GradView, ParamSpec, Reduced, Reducer, ReducerConfig, Slot, Sync, verify,
+    GradRef, GradTarget, GradView, ParamSpec, Reduced, Reducer, ReducerConfig, Slot, Sync, verify,
 };
 
 use super::{Args, Figures};
@@ -51,6 +51,11 @@ struct Bench {
     lens: Vec<usize>,
     /// Gradients in memory of their own, unless views are asked for.
     copies: Option<Vec<Vec<f32>>>,
+    /// Gradients of the last backward that nobody copied, until the next one begins.
+    kept: Vec<Kept>,
+    /// Which gradients are averaged in their own memory, as the passes before have shown: those are
+    /// given away, the others lent.
+    alone: Vec<bool>,
     /// The floor's gradients. Kept, for freeing them gives pages back to the system that the next
     /// backward would have to ask for again: only that one, not the one it is compared with.
     bare_grads: Vec<Vec<f32>>,
@@ -73,6 +78,8 @@ impl Bench {
             group,
             reducer,
             copies: (!args.view).then(all),
+            kept: Vec::new(),
+            alone: vec![false; lens.len()],
             bare_grads: all(),
             lens,
             bare: Some(bare),
@@ -85,28 +92,43 @@ impl Bench {
         vec![value(self.group.rank(), slot, n); self.lens[slot]]
     }
 
+    /// That backward alone. It keeps what the one with averages keeps: pages that are given back to
+    /// the system cost the next one to ask for them.
     fn alone(&mut self, n: usize) -> Result<f64, Failure> {
+        self.kept.clear();
         self.group.barrier()?;
         let start = Instant::now();
         for slot in (0..self.lens.len()).rev() {
-            std::hint::black_box(self.gradient(slot, n));
+            let gradient = std::hint::black_box(self.gradient(slot, n));
+            if self.alone[slot] {
+                self.kept.push(Kept::Own(gradient));
+            }
         }
         Ok(ms(start))
     }
 
     fn with_sync(&mut self, n: usize) -> Result<f64, Failure> {
+        self.kept.clear();
         let pass = self.reducer.begin(GradTarget::Model, Sync::Yes)?;
         self.group.barrier()?;
         let start = Instant::now();
         let sink = pass.sink();
         for slot in (0..self.lens.len()).rev() {
-            sink.grad_ready(slot, GradView::dense(&self.gradient(slot, n)))?;
+            let gradient = self.gradient(slot, n);
+            match self.alone[slot] {
+                true => sink.grad_ready(slot, Buffer::from_vec(gradient))?,
+                false => sink.grad_ready(slot, GradView::dense(&gradient))?,
+            }
         }
         let reduced = pass.finish()?;
-        if let Some(copies) = &mut self.copies {
-            for (slot, copy) in copies.iter_mut().enumerate() {
-                let view = reduced.dense(slot).ok_or("a gradient is missing")?;
-                view.copy_to(copy)?;
+        for slot in 0..self.lens.len() {
+            let average = reduced.dense(slot).ok_or("a gradient is missing")?;
+            self.alone[slot] = average.is_alone();
+            match &mut self.copies {
+                // As views of a bucket are, until the next backward.
+                _ if average.is_alone() => self.kept.push(Kept::Average(average)),
+                Some(copies) => average.copy_to(&mut copies[slot])?,
+                None => {}
             }
         }
         let took = ms(start);
@@ -145,14 +167,22 @@ impl Bench {
             (1..size).for_each(|rank| expected += value(rank, slot, n) * share);
             let view = reduced.dense(slot).ok_or("a gradient is missing")?;
             let all = match &self.copies {
-                Some(copies) => &copies[slot][..],
-                None => view.as_slice()?,
+                Some(copies) if !view.is_alone() => &copies[slot][..],
+                _ => view.as_slice()?,
             };
             let near = |value: &&f32| (**value - expected).abs() <= expected.abs() * 1e-6;
             self.wrong += all.len() - all.iter().filter(near).count();
         }
         Ok(())
     }
+}
+
+/// A gradient that outlives its backward.
+enum Kept {
+    /// Of a backward alone.
+    Own(#[expect(dead_code, reason = "only kept")] Vec<f32>),
+    /// An average in the memory of the gradient.
+    Average(#[expect(dead_code, reason = "only kept")] GradRef),
 }
 
 /// Different for each rank, parameter and pass.

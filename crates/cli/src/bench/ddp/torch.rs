@@ -4,7 +4,7 @@ use std::process::Command;
 
 use phalanx_store::TcpStoreServer;
 
-use super::{Args, Figures, finish, start};
+use super::{Args, Figures, KEEP_MEMORY, finish, start};
 use crate::Failure;
 
 const SCRIPT: &str = include_str!("torch_ddp.py");
@@ -23,6 +23,7 @@ pub(super) fn measure(python: &str, args: &Args) -> Result<Figures, Failure> {
                 &args.view.to_string(),
             ])
             .env("BENCH_LENS", &lens)
+            .envs(KEEP_MEMORY)
             .env("TORCH_CPP_LOG_LEVEL", "ERROR")
             .env("OMP_NUM_THREADS", "1");
         ranks.push(start(command, rank, args.ranks, server.local_addr())?);
