@@ -14,13 +14,12 @@ use kernels::{Kernels, Source};
 const SIZES: [usize; 4] = [64 << 10, 1 << 20, 16 << 20, 64 << 20];
 
 fn main() {
-    let best = Kernels::detect().unwrap();
     println!(
         "{:<34} {}",
         "",
         SIZES.map(|size| format!("{:>8} KiB", size >> 10)).join("")
     );
-    for kernels in [best, Kernels::Portable] {
+    for kernels in Kernels::available() {
         for (dtype, op) in [
             (DType::F32, ReduceOp::Sum),
             (DType::F32, ReduceOp::Max),

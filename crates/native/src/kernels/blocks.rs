@@ -6,6 +6,7 @@
 //! once.
 
 use super::element::{Element, Operator};
+use super::hint::fetch;
 use super::{Job, Source};
 
 /// Elements per block: four vectors of `f32`, enough independent additions to fill the pipeline.
@@ -28,43 +29,59 @@ where
     P: Operator<I::Wide>,
 {
     // SAFETY: passed on.
-    unsafe { run_from::<I, O, P>(job, 0) }
+    unsafe { run_from::<0, I, O, P>(job, 0) }
 }
 
-/// Does the elements from `start` on.
+/// Does the elements from `start` on, and asks for sources `AHEAD` bytes before they are read.
 ///
 /// # Safety
 ///
 /// As [`run`].
 #[inline(always)]
-pub(super) unsafe fn run_from<I, O, P>(job: &Job<'_>, start: usize)
+pub(super) unsafe fn run_from<const AHEAD: usize, I, O, P>(job: &Job<'_>, start: usize)
 where
     I: Element,
     O: Element<Wide = I::Wide>,
     P: Operator<I::Wide>,
 {
+    // Not beyond the end: what follows may be another rank's share, which it is working on.
+    let ahead = job.len.saturating_sub(AHEAD / size_of::<I>());
     // SAFETY: passed on; no call goes beyond `job.len`.
     unsafe {
-        let at = blocks::<BLOCK, I, O, P>(job, start);
-        let at = blocks::<SMALL_BLOCK, I, O, P>(job, at);
-        blocks::<1, I, O, P>(job, at);
+        let at = match AHEAD {
+            0 => start,
+            _ => blocks::<BLOCK, AHEAD, I, O, P>(job, start, ahead),
+        };
+        let at = blocks::<BLOCK, 0, I, O, P>(job, at, job.len);
+        let at = blocks::<SMALL_BLOCK, 0, I, O, P>(job, at, job.len);
+        blocks::<1, 0, I, O, P>(job, at, job.len);
     }
 }
 
-/// As many whole blocks as there are from `at` on; returns where the next one would begin.
+/// As many whole blocks as there are from `at` to `end`; returns where the next one would begin.
 #[expect(
     clippy::needless_range_loop,
     reason = "iterators are not always vectorised"
 )]
 #[inline(always)]
-unsafe fn blocks<const B: usize, I, O, P>(job: &Job<'_>, mut at: usize) -> usize
+unsafe fn blocks<const B: usize, const AHEAD: usize, I, O, P>(
+    job: &Job<'_>,
+    mut at: usize,
+    end: usize,
+) -> usize
 where
     I: Element,
     O: Element<Wide = I::Wide>,
     P: Operator<I::Wide>,
 {
     let (first, others) = job.sources.split_first().expect("there is a source");
-    while job.len - at >= B {
+    while end.saturating_sub(at) >= B {
+        if AHEAD > 0 {
+            for source in job.sources {
+                let ahead = source.ptr.wrapping_add(at * size_of::<I>() + AHEAD);
+                fetch(ahead, B * size_of::<I>());
+            }
+        }
         // SAFETY: elements `at..at + B` are within each source and destination, aligned for their
         // types, and nobody else touches them now. Where a destination is a source, all sources
         // were read before it is written.

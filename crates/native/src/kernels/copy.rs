@@ -29,11 +29,11 @@ pub(super) unsafe fn copy_with(
     dst: *mut u8,
     bytes: usize,
 ) {
-    // SAFETY: passed on; `Avx2` exists only where the processor has it.
+    // SAFETY: passed on; `Avx2` and `Avx512` exist only where the processor has them.
     unsafe {
         match kernels {
             #[cfg(target_arch = "x86_64")]
-            Kernels::Avx2 if past_the_cache => stream(src, dst, bytes),
+            Kernels::Avx2 | Kernels::Avx512 if past_the_cache => stream(src, dst, bytes),
             _ => dst.copy_from_nonoverlapping(src, bytes),
         }
     }

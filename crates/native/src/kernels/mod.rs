@@ -18,19 +18,23 @@ use element::{And, Avg, Bf16, Max, Min, Or, PremulSum, Product, Sum, Truth, Xor}
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod blocks;
 mod copy;
 mod element;
+mod hint;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use copy::copy;
+pub(crate) use hint::claim;
 
-/// Calls one of the two functions with the types of the sources' and destinations' elements and
-/// the operator: the first for elements that are combined as they are, the second for 16-bit
-/// floats.
+/// Calls one of the three functions with the types of the sources' and destinations' elements and
+/// the operator: the first for elements that are combined as they are, the second for those that
+/// are `f32`, the third for 16-bit floats.
 macro_rules! loops {
-    ($op:expr, $dtype:expr, $ends:expr, $job:expr, $($run:ident)::+, $($lanes:ident)::+, $bf16_wide:ty) => {
+    ($op:expr, $dtype:expr, $ends:expr, $job:expr, $($run:ident)::+, $($single:ident)::+, $($lanes:ident)::+, $bf16_wide:ty) => {
         match ($dtype, $ends) {
             (DType::F16, Ends::Narrow) => floats!($op, $($lanes)::+, f16, f16, $job),
             (DType::F16, Ends::WideIn) => floats!($op, $($lanes)::+, f32, f16, $job),
@@ -38,7 +42,7 @@ macro_rules! loops {
             (DType::BF16, Ends::Narrow) => floats!($op, $($lanes)::+, Bf16, Bf16, $job),
             (DType::BF16, Ends::WideIn) => floats!($op, $($lanes)::+, $bf16_wide, Bf16, $job),
             (DType::BF16, Ends::WideOut) => floats!($op, $($lanes)::+, Bf16, $bf16_wide, $job),
-            (DType::F32, _) => floats!($op, $($lanes)::+, f32, f32, $job),
+            (DType::F32, _) => floats!($op, $($single)::+, f32, f32, $job),
             (DType::F64, _) => floats!($op, $($run)::+, f64, f64, $job),
             (DType::I8, _) => integers!($op, $($run)::+, i8, $job),
             (DType::U8, _) => integers!($op, $($run)::+, u8, $job),
@@ -93,9 +97,12 @@ const KERNELS_VAR: &str = "PHALANX_KERNELS";
 pub(crate) enum Kernels {
     /// What every processor of the target has.
     Portable,
-    /// AVX2 and F16C. Made by [`Kernels::detect`] alone, where the processor has them.
+    /// AVX2 and F16C. Made by [`Kernels::available`] alone, where the processor has them.
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// Those and AVX-512, likewise.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
 }
 
 impl Kernels {
@@ -121,11 +128,24 @@ impl Kernels {
     }
 
     fn best() -> Self {
+        Self::available().last().unwrap_or(Self::Portable)
+    }
+
+    /// What this processor can run, the best last.
+    pub(crate) fn available() -> impl Iterator<Item = Self> {
         #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
-            return Self::Avx2;
-        }
-        Self::Portable
+        let special = {
+            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
+            let avx512 =
+                is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
+            [
+                avx2.then_some(Self::Avx2),
+                (avx2 && avx512).then_some(Self::Avx512),
+            ]
+        };
+        #[cfg(not(target_arch = "x86_64"))]
+        let special = [];
+        std::iter::once(Self::Portable).chain(special.into_iter().flatten())
     }
 }
 
@@ -269,20 +289,24 @@ unsafe fn dispatch(kernels: Kernels, op: ReduceOp, dtype: DType, ends: Ends, mut
         return unsafe { dispatch(kernels, op, DType::F32, ends, job) };
     }
     // SAFETY: passed on; the types that `loops` names have the sizes and the alignments of the
-    // element types, and `Avx2` exists only where the processor has it.
+    // element types, and `Avx2` and `Avx512` exist only where the processor has them.
     unsafe {
         match kernels {
-            Kernels::Portable => loops!(op, dtype, ends, &job, blocks::run, blocks::run, f32),
+            Kernels::Portable => {
+                use blocks::run;
+                loops!(op, dtype, ends, &job, run, run, run, f32)
+            }
             #[cfg(target_arch = "x86_64")]
-            Kernels::Avx2 => loops!(
-                op,
-                dtype,
-                ends,
-                &job,
-                avx2::run,
-                avx2::run_lanes,
-                avx2::EvenOdd
-            ),
+            Kernels::Avx2 => {
+                use avx2::{EvenOdd, run, run_lanes};
+                loops!(op, dtype, ends, &job, run, run_lanes, run_lanes, EvenOdd)
+            }
+            #[cfg(target_arch = "x86_64")]
+            Kernels::Avx512 => {
+                use avx2::{EvenOdd, run_lanes};
+                use avx512::run;
+                loops!(op, dtype, ends, &job, run, run, run_lanes, EvenOdd)
+            }
         }
     }
 }

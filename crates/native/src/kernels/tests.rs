@@ -8,9 +8,7 @@ use super::*;
 
 /// The loops that this processor can run.
 fn all_kernels() -> Vec<Kernels> {
-    let mut all = vec![Kernels::Portable, Kernels::best()];
-    all.dedup();
-    all
+    Kernels::available().collect()
 }
 
 fn defined() -> impl Iterator<Item = (DType, ReduceOp)> {
