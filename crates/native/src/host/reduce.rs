@@ -31,12 +31,13 @@ impl Local {
     ) -> Result<Done> {
         self.await_all(current)?;
         let (bytes, mut sources) = (buf.byte_len(), PerRank::new());
-        let mut found = self.find_sources(current.op, &buf, &mut sources);
+        let own = self.control.descriptor(self.me(), current.op);
+        let mut found = self.find_sources(current.op, &own, &buf, &mut sources);
         if found.is_none() {
             let all = self.meet(current)?;
             // Waits for memory that is not known here yet.
             let inputs = self.inputs(current, &all, |_| bytes)?;
-            found = self.find_sources(current.op, &buf, &mut sources);
+            found = self.find_sources(current.op, &own, &buf, &mut sources);
             if found.is_none() {
                 self.reduce_in_chunks(current, (&all, &inputs), (&buf, op, root))?;
             }

@@ -48,7 +48,12 @@ impl Local {
             return false;
         }
         self.numbers.take(1);
-        let mark = self.show_quick(call, op, block);
+        let (own, mark) = self.show_quick(call, op, block);
+        if mark.is_none() && bytes > IN_SLOT {
+            // The next one is likely to be like this one, and peers have read that room last.
+            let next = self.control.area(self.me(), op.wrapping_add(1));
+            kernels::claim(next, bytes);
+        }
         let all_are_there = self.peers().all(|rank| self.has_announced(rank, op));
         let wake_later = all_are_there && mark.is_none();
         if !wake_later {
@@ -56,7 +61,7 @@ impl Local {
         }
         let mut sources = PerRank::new();
         let found = match all_are_there || self.all_announced_soon(op) {
-            true => self.find_sources(op, buf, &mut sources),
+            true => self.find_sources(op, &own, buf, &mut sources),
             false => None,
         };
         match found {
@@ -87,21 +92,26 @@ impl Local {
     }
 
     /// Tells the peers of an all-reduce whose input is small or in a block of shared memory, which
-    /// they may access from now on.
+    /// they may access from now on; what it told them.
     #[inline(always)]
-    fn show_quick(&self, call: &Call, op: u32, block: Option<&Block>) -> Option<Mark> {
-        let buf = call.input()?;
+    fn show_quick(
+        &self,
+        call: &Call,
+        op: u32,
+        block: Option<&Block>,
+    ) -> (Descriptor, Option<Mark>) {
+        let buf = call.input().expect("an all-reduce has an input");
         let Some(block) = block else {
             let descriptor = Descriptor::new(call, Place::Inline, 1);
             self.show(&descriptor, op, Some((buf, call.kind())));
-            return None;
+            return (descriptor, None);
         };
         let (segment, offset) = block.location();
         let descriptor = Descriptor::new(call, Place::Shared, 1);
         let descriptor = descriptor.shared_at(segment, offset + buf.offset());
         let mark = block.mark();
         self.show(&descriptor, op, None);
-        Some(mark)
+        (descriptor, Some(mark))
     }
 
     /// Whether everybody has done its part of an operation, or does within microseconds.

@@ -17,10 +17,12 @@ use smallvec::SmallVec;
 
 use super::bell::Belfry;
 use super::books::{Books, Numbers, reached};
-use super::control::{Control, Counter, DEAD, DEPTH, DROPPED, INLINE, JOINED, LEFT, NOTICE};
+use super::control::{
+    Control, Counter, DEAD, DEPTH, DROPPED, IN_SLOT, INLINE, JOINED, LEFT, NOTICE,
+};
 use super::descriptor::{Descriptor, Place};
 use super::wait::{Patience, Verdict};
-use crate::kernels::{Kernels, Source};
+use crate::kernels::{self, Kernels, Source};
 use crate::maps::Maps;
 use crate::shm::{Arenas, Block, Mark};
 

@@ -140,26 +140,31 @@ impl Local {
         }
     }
 
-    /// Finds everybody's input, the own one being `buf`, where all are with their descriptors, or all in memory
-    /// that is known here; says which. All have announced the operation; if they have called
-    /// different things, there is nothing to find.
+    /// Finds everybody's input, the own one being `buf`, where all are with their descriptors, or all
+    /// in memory that is known here; says which. All have announced the operation; if they have
+    /// called different things, there is nothing to find.
+    ///
+    /// `own` is what this rank has told: as its buffer, it is slow to be read back while it is still
+    /// on its way to the memory.
     pub(crate) fn find_sources(
         &self,
         op: u32,
+        own: &Descriptor,
         buf: &Buffer,
         sources: &mut PerRank<Source>,
     ) -> Option<Place> {
         let bytes = buf.byte_len();
         sources.clear();
-        let first = self.control.descriptor(0, op);
-        let place = first.place()?;
+        let place = own.place()?;
         for rank in 0..self.ranks() {
-            let descriptor = self.control.descriptor(rank, op);
-            if !descriptor.agrees_with(&first) || descriptor.place() != Some(place) {
+            let descriptor = match rank == self.me() {
+                true => *own,
+                false => self.control.descriptor(rank, op),
+            };
+            if !descriptor.agrees_with(own) || descriptor.place() != Some(place) {
                 return None;
             }
             let ptr = match place {
-                // What is still on its way to the memory is slow to be read back.
                 Place::Inline if rank == self.me() => buf.as_ptr().as_ptr(),
                 Place::Inline => self.control.inline(rank, op, bytes),
                 Place::Shared => {
