@@ -98,10 +98,11 @@ pub(super) const GLOO: Need = Need {
 pub(super) const MPI: Need = Need {
     what: "MPI with its compiler and launcher, or no libclang",
     is_there: || {
+        // `libclang-cpp` is another library.
         shell(
             "mpicc --version && mpirun --version && { test -n \"$LIBCLANG_PATH\" || \
-             ls /usr/lib/llvm-*/lib/libclang*.so* /usr/lib*/libclang*.so* /usr/lib/*/libclang*.so* \
-             2>/dev/null | grep -q .; }",
+             ls /usr/lib/llvm-*/lib /usr/lib* /usr/lib/* 2>/dev/null | \
+             grep -qE '^libclang(-[0-9.]+)?\\.so'; }",
         )
     },
     how_to_get: "apt-get install libopenmpi-dev openmpi-bin libclang-dev, or see docs/backends.md",
