@@ -30,7 +30,7 @@ pub(crate) struct Descriptor {
     pub(crate) root: u32,
     /// In elements; what must be equal on all ranks, or the whole input of an all-to-all.
     pub(crate) len: u64,
-    /// For [`Place::Shared`].
+    /// For [`Place::Shared`]; of joined calls a number made of their lengths.
     pub(crate) segment: u32,
     /// How many calls were made as one.
     pub(crate) batch: u32,
@@ -46,10 +46,6 @@ impl Descriptor {
     #[inline(always)]
     pub(crate) fn new(call: &Call, place: Place, batch: usize) -> Self {
         let op = call.op();
-        let factor = match op {
-            Some(ReduceOp::PremulSum(factor)) => factor,
-            _ => 1.0,
-        };
         Self {
             call: [
                 call.kind() as u8,
@@ -62,8 +58,27 @@ impl Descriptor {
             segment: 0,
             batch: batch as u32,
             offset: 0,
-            factor,
+            factor: op.map_or(1.0, factor),
         }
+    }
+
+    /// Describes neighbouring calls of a batch that are one operation: their memory goes through the
+    /// staging ring, wherever it is.
+    pub(crate) fn joined(calls: &[Call], batch: usize) -> Self {
+        let mut all = Self::new(&calls[0], Place::Staged, batch);
+        for call in &calls[1..] {
+            let next = Self::new(call, Place::Staged, batch);
+            let cut = u64::from(all.segment) << 32 ^ all.len;
+            all.segment = (cut.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32;
+            all.len += next.len;
+        }
+        let factors = calls.iter().filter_map(Call::op).map(factor);
+        // Otherwise they are multiplied before they are staged.
+        all.factor = match factors.clone().all(|other| other == all.factor) {
+            true => all.factor,
+            false => 1.0,
+        };
+        all
     }
 
     /// With where shared memory is.
@@ -95,7 +110,10 @@ impl Descriptor {
     pub(crate) fn agrees_with(&self, other: &Self) -> bool {
         let uneven = self.call[0] == CallKind::AllToAll as u8;
         let same = (self.call, self.root, self.batch) == (other.call, other.root, other.batch);
-        same && (uneven || self.len == other.len)
+        let staged = Place::Staged as u8;
+        let cut_alike =
+            (self.place, other.place) != (staged, staged) || self.segment == other.segment;
+        same && (uneven || self.len == other.len) && cut_alike
     }
 }
 
@@ -121,7 +139,20 @@ impl std::fmt::Display for Descriptor {
         match self.batch {
             1 => Ok(()),
             calls => write!(f, " in a batch of {calls}"),
+        }?;
+        match self.place == Place::Staged as u8 && self.segment != 0 {
+            true => write!(f, ", cut as {:08x}", self.segment),
+            false => Ok(()),
         }
+    }
+}
+
+/// What a rank's elements are multiplied by.
+#[inline(always)]
+pub(crate) fn factor(op: ReduceOp) -> f64 {
+    match op {
+        ReduceOp::PremulSum(factor) => factor,
+        _ => 1.0,
     }
 }
 

@@ -9,12 +9,14 @@
 //! | `models.rs` | the protocol of the segment under a model checker |
 //! | `local/` | one rank of a group on this host: announcing, meeting, waiting, breaking |
 //! | `pull.rs` | calls in which each rank reads what it needs from the others' inputs |
+//! | `joined.rs` | calls of a batch that are one operation |
 //! | `reduce.rs` | calls in which each rank reduces a slice of everybody's memory |
 
 mod bell;
 mod books;
 mod control;
 mod descriptor;
+mod joined;
 mod local;
 #[cfg(test)]
 mod models;

@@ -5,15 +5,17 @@
 //! | small | it is with the descriptors: everybody reduces everything |
 //! | shared on all ranks | everybody reduces its slice of all buffers and writes the result to all |
 //! | otherwise | the same, chunk by chunk; who has private memory copies what others reduce out and back |
+//! | joined calls of a batch | as private memory, one buffer after the other |
 //!
-//! The order of the ranks in the sum is the same in all three, so the bits are.
+//! The order of the ranks in the sum is the same in all of them, so the bits are.
 
 use std::sync::atomic::Ordering;
 
-use phalanx_pg::{Buffer, Done, ReduceOp, Result};
+use phalanx_pg::{Buffer, Call, DType, Done, ReduceOp, Result};
 
 use super::control::{Counter, RING};
-use super::descriptor::{Descriptor, Place};
+use super::descriptor::{Descriptor, Place, factor};
+use super::joined::Row;
 use super::local::{Current, Input, Local, PerRank};
 use crate::kernels::{self, Source};
 
@@ -39,7 +41,8 @@ impl Local {
             let inputs = self.inputs(current, &all, |_| bytes)?;
             found = self.find_sources(current.op, &own, &buf, &mut sources);
             if found.is_none() {
-                self.reduce_in_chunks(current, (&all, &inputs), (&buf, op, root))?;
+                let row = Row::new(std::slice::from_ref(&buf));
+                self.reduce_in_chunks(current, (&all, &inputs), (&row, op, root))?;
             }
         }
         match found {
@@ -80,9 +83,22 @@ impl Local {
         for source in &mut *sources {
             source.ptr = source.ptr.wrapping_add(offset);
         }
+        self.reduce_at(buf.dtype(), end - start, op, sources, root);
+    }
+
+    /// The `len` elements at each source into the memory of all who take the result: the root, or
+    /// everybody.
+    fn reduce_at(
+        &self,
+        dtype: DType,
+        len: usize,
+        op: ReduceOp,
+        sources: &[Source],
+        root: Option<usize>,
+    ) {
         let takers = match root {
             Some(root) => &sources[root..=root],
-            None => &*sources,
+            None => sources,
         };
         let to: PerRank<*mut u8> = takers.iter().map(|taker| taker.ptr.cast_mut()).collect();
         let (kernels, size) = (self.seat.kernels, self.seat.size);
@@ -90,7 +106,7 @@ impl Local {
         // this operation and leave alone until all have done their parts, or of the own
         // buffer; each is valid for the elements named, since lengths agree. Slices
         // of different ranks do not overlap.
-        unsafe { kernels::reduce(kernels, op, buf.dtype(), sources, &to, end - start, size) }
+        unsafe { kernels::reduce(kernels, op, dtype, sources, &to, len, size) }
     }
 
     /// Where the slice of a rank of `len` elements starts and ends.
@@ -102,12 +118,12 @@ impl Local {
         )
     }
 
-    /// Where somebody's memory is private.
+    /// Where somebody's memory is private, or several buffers are one operation.
     fn reduce_in_chunks(
         &self,
         current: &Current<'_>,
         (all, inputs): (&[Descriptor], &[Input]),
-        (buf, op, root): (&Buffer, ReduceOp, Option<usize>),
+        (row, op, root): (&Row<'_>, ReduceOp, Option<usize>),
     ) -> Result<()> {
         if all[self.me()].place() == Some(Place::Shared) {
             self.keep(current, None);
@@ -117,10 +133,59 @@ impl Local {
             current,
             all,
             op,
-            buf,
+            row,
             root,
         };
         reduction.in_chunks(inputs)
+    }
+
+    /// Neighbouring all-reduces of a batch, as one.
+    pub(crate) fn reduce_joined(
+        &self,
+        current: &Current<'_>,
+        calls: Vec<Call>,
+    ) -> Result<Vec<Done>> {
+        let all = self.meet(current)?;
+        let inputs = self.inputs(current, &all, |_| 0)?;
+        let own = all[self.me()].factor;
+        let mut operator = ReduceOp::Sum;
+        let mut buffers = Vec::with_capacity(calls.len());
+        for call in calls {
+            let Call::AllReduce { buf, op } = call else {
+                unreachable!("only all-reduces are joined");
+            };
+            if factor(op) != own {
+                // The factors of this rank differ, so all were said to be one.
+                self.multiply(&buf, op);
+            }
+            operator = op;
+            buffers.push(buf);
+        }
+        let row = Row::new(&buffers);
+        self.reduce_in_chunks(current, (&all, &inputs), (&row, operator, None))?;
+        Ok(buffers.into_iter().map(Done::from).collect())
+    }
+
+    /// Multiplies the elements of an own buffer as `op` would.
+    fn multiply(&self, buf: &Buffer, op: ReduceOp) {
+        let ptr = buf.as_ptr().as_ptr();
+        let source = Source {
+            ptr,
+            factor: factor(op),
+        };
+        // SAFETY: the buffer is the operation's, and nobody else works on it: of joined calls peers
+        // see only what is staged. A block of it is read before it is written.
+        unsafe {
+            kernels::reduce(
+                self.seat.kernels,
+                op,
+                buf.dtype(),
+                &[source],
+                &[ptr],
+                buf.len(),
+                1,
+            )
+        }
     }
 }
 
@@ -129,7 +194,7 @@ struct Reduction<'a> {
     current: &'a Current<'a>,
     all: &'a [Descriptor],
     op: ReduceOp,
-    buf: &'a Buffer,
+    row: &'a Row<'a>,
     root: Option<usize>,
 }
 
@@ -139,18 +204,6 @@ impl Reduction<'_> {
         self.root.is_none_or(|root| root == rank)
     }
 
-    /// The own slice of the `len` elements that each rank has at the given address, into the
-    /// memory of all who take it.
-    fn own_slice(&self, len: usize, address: impl Fn(usize) -> *mut u8) {
-        let source = |(rank, descriptor): (usize, &Descriptor)| Source {
-            ptr: address(rank),
-            factor: descriptor.factor,
-        };
-        let mut sources: PerRank<Source> = self.all.iter().enumerate().map(source).collect();
-        self.local
-            .reduce_slice(self.buf, len, self.op, &mut sources, self.root);
-    }
-
     /// Chunk by chunk: put out what others reduce, reduce a slice, take the others' back.
     fn in_chunks(&self, inputs: &[Input]) -> Result<()> {
         let local = self.local;
@@ -158,9 +211,9 @@ impl Reduction<'_> {
             reduction: self,
             inputs,
             base: local.rounds.load(Ordering::Acquire),
-            per_chunk: local.control.chunk() / self.buf.dtype().size(),
+            per_chunk: local.control.chunk() / self.row.dtype().size(),
         };
-        let count = self.buf.len().div_ceil(chunks.per_chunk) as u32;
+        let count = self.row.len().div_ceil(chunks.per_chunk) as u32;
         let end = chunks.base.wrapping_add(count);
         match chunks.is_private(local.me()) {
             true => local.reserve_ring()?,
@@ -220,38 +273,34 @@ impl Chunks<'_> {
     /// Where a chunk begins, and how many elements it has.
     fn elements(&self, chunk: u32) -> (usize, usize) {
         let start = chunk as usize * self.per_chunk;
-        (start, self.per_chunk.min(self.reduction.buf.len() - start))
+        (start, self.per_chunk.min(self.reduction.row.len() - start))
     }
 
-    /// Where a chunk of the own buffer is.
-    fn own(&self, chunk: u32) -> *mut u8 {
-        let buf = self.reduction.buf;
-        let offset = self.elements(chunk).0 * buf.dtype().size();
-        buf.as_ptr().as_ptr().wrapping_add(offset)
-    }
-
-    /// Where this rank finds a chunk of `rank`.
-    fn chunk_of(&self, rank: usize, chunk: u32) -> *mut u8 {
+    /// Where this rank finds a chunk of a peer.
+    fn chunk_of(&self, peer: usize, chunk: u32) -> *mut u8 {
         let local = self.reduction.local;
-        match &self.inputs[rank] {
-            _ if rank == local.me() => self.own(chunk),
-            Input::Staged => local.control.stage(rank, self.number(chunk)),
+        match &self.inputs[peer] {
+            Input::Staged => local.control.stage(peer, self.number(chunk)),
             at => {
-                let offset = self.elements(chunk).0 * self.reduction.buf.dtype().size();
+                let offset = self.elements(chunk).0 * self.reduction.row.dtype().size();
                 shared(at).wrapping_add(offset).cast_mut()
             }
         }
     }
 
-    /// Copies the others' slices of a chunk.
-    fn copy_others(&self, chunk: u32, from: *const u8, to: *mut u8) {
-        let (reduction, local) = (self.reduction, self.reduction.local);
-        let (_, len) = self.elements(chunk);
+    /// Calls `copy` for each piece of the others' slices of a chunk: where it is, where its place in
+    /// the ring is, bytes.
+    fn with_others(&self, chunk: u32, copy: impl Fn(*mut u8, *mut u8, usize)) {
+        let (row, local) = (self.reduction.row, self.reduction.local);
+        let (first, len) = self.elements(chunk);
         let (start, end) = local.slice(local.me(), len);
-        let size = reduction.buf.dtype().size();
+        let ring = local.control.stage(local.me(), self.number(chunk));
+        let size = row.dtype().size();
         for (start, end) in [(0, start), (end, len)] {
-            let (at, bytes) = (start * size, (end - start) * size);
-            local.copy(from.wrapping_add(at), to.wrapping_add(at), bytes);
+            for piece in row.pieces(first + start, first + end) {
+                let staged = ring.wrapping_add((piece.start - first) * size);
+                copy(piece.ptr, staged, piece.len * size);
+            }
         }
     }
 
@@ -260,8 +309,7 @@ impl Chunks<'_> {
         let (reduction, local) = (self.reduction, self.reduction.local);
         let number = self.number(chunk);
         local.await_free_chunk(reduction.current, number)?;
-        let to = local.control.stage(local.me(), number);
-        self.copy_others(chunk, self.own(chunk), to);
+        self.with_others(chunk, |own, staged, bytes| local.copy(own, staged, bytes));
         local.publish(Counter::Staged, number.wrapping_add(1));
         Ok(())
     }
@@ -273,8 +321,27 @@ impl Chunks<'_> {
         for rank in local.peers() {
             local.await_counter(reduction.current, rank, Counter::Staged, there)?;
         }
-        let len = self.elements(chunk).1;
-        reduction.own_slice(len, |rank| self.chunk_of(rank, chunk));
+        let (first, len) = self.elements(chunk);
+        let (start, end) = local.slice(local.me(), len);
+        let chunks: PerRank<*mut u8> = (0..local.ranks())
+            .map(|rank| match rank == local.me() {
+                true => std::ptr::null_mut(),
+                false => self.chunk_of(rank, chunk),
+            })
+            .collect();
+        for piece in reduction.row.pieces(first + start, first + end) {
+            let offset = (piece.start - first) * reduction.row.dtype().size();
+            let source = |(rank, descriptor): (usize, &Descriptor)| Source {
+                ptr: match rank == local.me() {
+                    true => piece.ptr,
+                    false => chunks[rank].wrapping_add(offset),
+                },
+                factor: descriptor.factor,
+            };
+            let sources: PerRank<Source> = reduction.all.iter().enumerate().map(source).collect();
+            let (dtype, op) = (reduction.row.dtype(), reduction.op);
+            local.reduce_at(dtype, piece.len, op, &sources, reduction.root);
+        }
         local.publish(Counter::Worked, there);
         Ok(())
     }
@@ -288,8 +355,7 @@ impl Chunks<'_> {
             local.await_counter(reduction.current, rank, Counter::Worked, there)?;
         }
         if reduction.takes(local.me()) {
-            let from = local.control.stage(local.me(), number);
-            self.copy_others(chunk, from, self.own(chunk));
+            self.with_others(chunk, |own, staged, bytes| local.copy(staged, own, bytes));
         }
         Ok(())
     }

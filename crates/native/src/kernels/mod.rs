@@ -23,12 +23,11 @@ mod avx512;
 mod blocks;
 mod copy;
 mod element;
-mod hint;
+pub(crate) mod hint;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use copy::copy;
-pub(crate) use hint::claim;
 
 /// Calls one of the three functions with the types of the sources' and destinations' elements and
 /// the operator: the first for elements that are combined as they are, the second for those that

@@ -9,19 +9,31 @@ impl Local {
             Call::Batch(calls) => calls.as_slice(),
             single => std::slice::from_ref(single),
         };
+        let count = self.operations(calls).count();
         let mut books = self.books.lock();
-        let first_op = self.numbers.take(calls.len());
-        books.open(seq, first_op, calls.len());
+        let first_op = self.numbers.take(count);
+        books.open(seq, first_op, count);
         if self.spans_hosts() {
             // Its memory has to be made ready first.
             return;
         }
-        for (call, op) in calls.iter().zip((0..).map(|i| first_op.wrapping_add(i))) {
+        let ops = (0..).map(|i| first_op.wrapping_add(i));
+        for (joined, op) in self.operations(calls).zip(ops) {
             if self.numbers.posted() != op || !self.slot_is_free(op) {
                 return;
             }
-            self.post(&mut books, call, seq, op, calls.len());
+            self.post(&mut books, joined, seq, op, calls.len());
         }
+    }
+
+    /// The calls of a batch, or the one call, by operation.
+    pub(super) fn operations<'a>(&self, calls: &'a [Call]) -> impl Iterator<Item = &'a [Call]> {
+        // Between hosts every call is an operation.
+        let (alone, joined) = match self.spans_hosts() {
+            true => (calls, [].as_slice()),
+            false => ([].as_slice(), calls),
+        };
+        alone.chunks(1).chain(joined::operations(joined))
     }
 
     /// Tries to run an all-reduce that is over in microseconds without anything that a longer wait
@@ -52,7 +64,7 @@ impl Local {
         if mark.is_none() && bytes > IN_SLOT {
             // The next one is likely to be like this one, and peers have read that room last.
             let next = self.control.area(self.me(), op.wrapping_add(1));
-            kernels::claim(next, bytes);
+            kernels::hint::claim(next, bytes);
         }
         let all_are_there = self.peers().all(|rank| self.has_announced(rank, op));
         let wake_later = all_are_there && mark.is_none();
@@ -150,7 +162,13 @@ impl Local {
         reached(self.numbers.all_done(), needed)
     }
 
-    pub(super) fn post(&self, books: &mut Books, call: &Call, seq: u64, op: u32, batch: usize) {
+    /// Tells the peers of an operation: one call, or several that are joined.
+    pub(super) fn post(&self, books: &mut Books, calls: &[Call], seq: u64, op: u32, batch: usize) {
+        let [call] = calls else {
+            self.show(&Descriptor::joined(calls, batch), op, None);
+            self.control.ring(self.me());
+            return;
+        };
         let input = self.exposed(call);
         let place = self.place(call, input);
         let mut descriptor = Descriptor::new(call, place, batch);

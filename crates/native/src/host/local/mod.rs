@@ -21,6 +21,7 @@ use super::control::{
     Control, Counter, DEAD, DEPTH, DROPPED, IN_SLOT, INLINE, JOINED, LEFT, NOTICE,
 };
 use super::descriptor::{Descriptor, Place};
+use super::joined;
 use super::wait::{Patience, Verdict};
 use crate::kernels::{self, Kernels, Source};
 use crate::maps::Maps;

@@ -32,55 +32,81 @@ impl Local {
         mut prepare: impl FnMut(Call) -> Result<(Call, Option<Buffer>)>,
         mut run: impl FnMut(&Current<'_>, Call) -> Result<Done>,
     ) -> Result<Done> {
-        let (first_op, calls, posted, ran) = {
+        let (first_op, posted, ran) = {
             let mut books = self.books.lock();
             let posted = self.numbers.posted();
             let entry = books.entry(turn.seq);
-            (entry.first_op, entry.calls, posted, entry.ran)
+            (entry.first_op, posted, entry.ran)
         };
         let call = match call {
             Call::AllReduce { buf, .. } if ran => return Ok(buf.into()),
             other => other,
         };
-        let mut run_one = |op: u32, call: Call| {
+        let ensure_posted = |current: &Current<'_>, calls: &[Call], batch: usize| match reached(
+            posted,
+            current.op.wrapping_add(1),
+        ) {
+            true => Ok(()),
+            false => self.ensure_posted(current, calls, batch),
+        };
+        // Also after a mismatch: it is the same for all ranks, and they go on.
+        let publish = |op: u32, err: Option<&Error>| {
+            if err.is_none_or(Error::leaves_group_usable) {
+                self.publish(Counter::Done, op.wrapping_add(1));
+            }
+        };
+        let mut run_one = |op: u32, call: Call, batch: usize| {
             let kind = call.kind();
             let current = Current { op, kind, turn };
             let (call, original) = prepare(call)?;
-            if !reached(posted, op.wrapping_add(1)) {
-                self.ensure_posted(&current, &call, calls as usize)?;
-            }
+            ensure_posted(&current, std::slice::from_ref(&call), batch)?;
             let mut done = run(&current, call);
             if let (Some(original), Ok(shared)) = (original, &mut done) {
                 self.publish(Counter::Done, op.wrapping_add(1));
                 self.bring_back(&current, shared, original)?;
             }
-            match &done {
-                Err(err) if !err.leaves_group_usable() => {}
-                // Also after a mismatch: it is the same for all ranks, and they go on.
-                _ => self.publish(Counter::Done, op.wrapping_add(1)),
-            }
+            publish(op, done.as_ref().err());
+            done
+        };
+        let run_joined = |op: u32, calls: Vec<Call>, batch: usize| {
+            let kind = CallKind::AllReduce;
+            let current = Current { op, kind, turn };
+            ensure_posted(&current, &calls, batch)?;
+            let done = self.reduce_joined(&current, calls);
+            publish(op, done.as_ref().err());
             done
         };
         let done = match call {
             Call::Batch(calls) => {
+                let lens: Vec<usize> = self.operations(&calls).map(<[Call]>::len).collect();
                 let ops = (0..).map(|i| first_op.wrapping_add(i));
+                let batch = calls.len();
+                let mut calls = calls.into_iter();
+                let mut failed = None;
                 // All of them, also after a mismatch: the numbers are taken.
-                let mut parts = Vec::with_capacity(calls.len());
-                for (call, op) in calls.into_iter().zip(ops) {
-                    let part = run_one(op, call);
+                let mut parts = Vec::with_capacity(batch);
+                for (len, op) in lens.into_iter().zip(ops) {
+                    let mut next = calls.by_ref().take(len);
+                    let part = match (len, next.next()) {
+                        (1, Some(call)) => run_one(op, call, batch).map(|done| parts.push(done)),
+                        (_, first) => {
+                            let joined = first.into_iter().chain(next).collect();
+                            run_joined(op, joined, batch).map(|all| parts.extend(all))
+                        }
+                    };
                     let over = part.as_ref().is_err_and(|err| !err.leaves_group_usable());
-                    parts.push(part);
+                    failed = failed.or(part.err());
                     if over {
                         break;
                     }
                 }
-                let parts = parts.into_iter().collect::<Result<_>>();
-                parts.map(|parts| Done {
+                let done = Done {
                     parts,
                     ..Done::default()
-                })
+                };
+                failed.map_or(Ok(done), Err)
             }
-            single => run_one(first_op, single),
+            single => run_one(first_op, single, 1),
         };
         if done.as_ref().is_err_and(Error::leaves_group_usable) {
             // Peers for whom nothing is wrong may still read what this rank shares.
@@ -92,7 +118,7 @@ impl Local {
     pub(super) fn ensure_posted(
         &self,
         current: &Current<'_>,
-        call: &Call,
+        calls: &[Call],
         batch: usize,
     ) -> Result<()> {
         let op = current.op;
@@ -102,7 +128,7 @@ impl Local {
                 return Ok(());
             }
             if self.slot_is_free(op) {
-                self.post(&mut books, call, current.turn.seq, op, batch);
+                self.post(&mut books, calls, current.turn.seq, op, batch);
                 return Ok(());
             }
         }
@@ -112,7 +138,7 @@ impl Local {
         }
         let mut books = self.books.lock();
         self.numbers.set_all_done(needed);
-        self.post(&mut books, call, current.turn.seq, op, batch);
+        self.post(&mut books, calls, current.turn.seq, op, batch);
         Ok(())
     }
 
