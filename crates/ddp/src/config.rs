@@ -26,8 +26,9 @@ pub struct DdpConfig {
     pub find_unused_parameters: bool,
     /// Rebuilds buckets in ready order with `find_unused_parameters` too; not in PyTorch.
     pub rebuild_with_unused: bool,
-    /// Gradients handed out are views of the buckets, which saves a copy and as much memory. Large
-    /// ones may be in no bucket, and then need neither: see [`NewGrad`](phalanx_reducer::NewGrad).
+    /// PyTorch's option against a copy of all gradients, which is hardly needed here: averages are
+    /// read-only, and a bucket that somebody looks at is not written to. So the builtin model and burn
+    /// hand out views in any case; it is for front ends whose tensors can be written to in place.
     pub gradient_as_bucket_view: bool,
     /// Every backward has the same gradients.
     pub static_graph: bool,

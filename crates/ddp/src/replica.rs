@@ -182,7 +182,8 @@ impl Averaged {
         self.reduced.is_synchronized()
     }
 
-    /// Whether gradients should be views of the buckets rather than copies.
+    /// Whether gradients should be views of the buckets even if the framework can write to them; see
+    /// [`gradient_as_bucket_view`](crate::DdpConfig::gradient_as_bucket_view).
     pub fn as_views(&self) -> bool {
         self.as_views
     }

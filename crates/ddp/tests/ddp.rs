@@ -150,7 +150,7 @@ fn several_forwards_feed_one_backward() {
         assert_eq!(group.sequence(), before);
         let grad = Matrix::new(1, 3, vec![1.0; 3]);
         let grads = ddp.backward(|net| net.backward(&grad)).unwrap();
-        assert!(matches!(grads.get(0), Some(Gradient::Dense(_))));
+        assert!(matches!(grads.get(0), Some(Gradient::View(_))));
     });
 }
 
@@ -440,9 +440,15 @@ fn unused_parameters_are_named_when_they_are_not_allowed() {
 
 #[test]
 fn views_keep_their_values_while_training_goes_on() {
-    ranks(2, |rank, group| {
+    for as_views in [false, true] {
+        views_keep_their_values(as_views);
+    }
+}
+
+fn views_keep_their_values(as_views: bool) {
+    ranks(2, move |rank, group| {
         let config = DdpConfig {
-            gradient_as_bucket_view: true,
+            gradient_as_bucket_view: as_views,
             ..DdpConfig::default()
         };
         let mut ddp = Ddp::new(mlp(0), group, config).unwrap();

@@ -508,11 +508,8 @@ impl Replica for Net {
             }
             *gradient = match averaged.grad(parameter) {
                 None => None,
-                Some(Grad::Dense(view))
-                    if (averaged.as_views() || view.is_alone()) && self.courier.is_none() =>
-                {
-                    Some(Gradient::View(view))
-                }
+                // Whatever the options say: nobody writes to it, the reducer included.
+                Some(Grad::Dense(view)) if self.courier.is_none() => Some(Gradient::View(view)),
                 Some(Grad::Dense(view)) => {
                     Some(Gradient::Dense(fetch(self.courier.as_deref(), &view)?))
                 }

@@ -37,7 +37,7 @@ pub(crate) struct Args {
     /// Whose parameters
     #[arg(long, value_enum, default_value = "resnet50")]
     params: Params,
-    /// Gradients stay in the buckets instead of being copied out
+    /// Averages are dropped before the next backward, instead of being kept until it has ended
     #[arg(long)]
     view: bool,
     /// Backwards of each kind per repetition, interleaved

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use phalanx::pg::{Buffer, DType, Device, ProcessGroup, ProcessGroupExt, ReduceOp};
 use phalanx_reducer::{
-    GradRef, GradTarget, GradView, ParamSpec, Reduced, Reducer, ReducerConfig, Slot, Sync, verify,
+    GradRef, GradTarget, GradView, ParamSpec, Reducer, ReducerConfig, Slot, Sync, verify,
 };
 
 use super::{Args, Figures};
@@ -49,9 +49,10 @@ struct Bench {
     group: Arc<dyn ProcessGroup>,
     reducer: Reducer,
     lens: Vec<usize>,
-    /// Gradients in memory of their own, unless views are asked for.
-    copies: Option<Vec<Vec<f32>>>,
-    /// Gradients of the last backward that nobody copied, until the next one begins.
+    /// Whether averages of a backward are gone when the next one begins, as views of buckets have to
+    /// be where buckets are written to again. Otherwise they live until it has ended.
+    view: bool,
+    /// Gradients of the last backward.
     kept: Vec<Kept>,
     /// Which gradients are averaged in their own memory, as the passes before have shown: those are
     /// given away, the others lent.
@@ -77,7 +78,7 @@ impl Bench {
         Ok(Self {
             group,
             reducer,
-            copies: (!args.view).then(all),
+            view: args.view,
             kept: Vec::new(),
             alone: vec![false; lens.len()],
             bare_grads: all(),
@@ -92,10 +93,19 @@ impl Bench {
         vec![value(self.group.rank(), slot, n); self.lens[slot]]
     }
 
+    /// What the backward before has left and the next one finds.
+    fn before(&mut self) -> Vec<Kept> {
+        let mut before = std::mem::take(&mut self.kept);
+        if self.view {
+            before.clear();
+        }
+        before
+    }
+
     /// That backward alone. It keeps what the one with averages keeps: pages that are given back to
     /// the system cost the next one to ask for them.
     fn alone(&mut self, n: usize) -> Result<f64, Failure> {
-        self.kept.clear();
+        let _before = self.before();
         self.group.barrier()?;
         let start = Instant::now();
         for slot in (0..self.lens.len()).rev() {
@@ -108,7 +118,7 @@ impl Bench {
     }
 
     fn with_sync(&mut self, n: usize) -> Result<f64, Failure> {
-        self.kept.clear();
+        let _before = self.before();
         let pass = self.reducer.begin(GradTarget::Model, Sync::Yes)?;
         self.group.barrier()?;
         let start = Instant::now();
@@ -124,15 +134,10 @@ impl Bench {
         for slot in 0..self.lens.len() {
             let average = reduced.dense(slot).ok_or("a gradient is missing")?;
             self.alone[slot] = average.is_alone();
-            match &mut self.copies {
-                // As views of a bucket are, until the next backward.
-                _ if average.is_alone() => self.kept.push(Kept::Average(average)),
-                Some(copies) => average.copy_to(&mut copies[slot])?,
-                None => {}
-            }
+            self.kept.push(Kept::Average(average));
         }
         let took = ms(start);
-        self.check(&reduced, n)?;
+        self.check(n)?;
         Ok(took)
     }
 
@@ -159,17 +164,17 @@ impl Bench {
         Ok(took)
     }
 
-    fn check(&mut self, reduced: &Reduced, n: usize) -> Result<(), Failure> {
+    /// Every element of the averages that are kept.
+    fn check(&mut self, n: usize) -> Result<(), Failure> {
         let size = self.group.size();
         let share = (1.0 / size as f64) as f32;
-        for slot in 0..self.lens.len() {
+        for (slot, kept) in self.kept.iter().enumerate() {
             let mut expected = value(0, slot, n) * share;
             (1..size).for_each(|rank| expected += value(rank, slot, n) * share);
-            let view = reduced.dense(slot).ok_or("a gradient is missing")?;
-            let all = match &self.copies {
-                Some(copies) if !view.is_alone() => &copies[slot][..],
-                _ => view.as_slice()?,
+            let Kept::Average(average) = kept else {
+                return Err("a gradient is no average".into());
             };
+            let all = average.as_slice::<f32>()?;
             let near = |value: &&f32| (**value - expected).abs() <= expected.abs() * 1e-6;
             self.wrong += all.len() - all.iter().filter(near).count();
         }
@@ -181,8 +186,8 @@ impl Bench {
 enum Kept {
     /// Of a backward alone.
     Own(#[expect(dead_code, reason = "only kept")] Vec<f32>),
-    /// An average in the memory of the gradient.
-    Average(#[expect(dead_code, reason = "only kept")] GradRef),
+    /// In the memory of the gradient, or in a bucket's.
+    Average(GradRef),
 }
 
 /// Different for each rank, parameter and pass.
