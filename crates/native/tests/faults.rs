@@ -77,11 +77,19 @@ fn call(kind: CallKind, group: &dyn ProcessGroup) -> Call {
             peer: Some(1),
             tag: 3,
         },
+        // Small ones, which are one operation where ranks share a host.
+        CallKind::Batch => {
+            let sum = |len| Call::AllReduce {
+                buf: buffer(len),
+                op,
+            };
+            Call::Batch(vec![sum(LEN), sum(10), sum(LEN)])
+        }
         _ => Call::Barrier,
     }
 }
 
-const KINDS: [CallKind; 11] = [
+const KINDS: [CallKind; 13] = [
     CallKind::AllReduce,
     CallKind::Broadcast,
     CallKind::Reduce,
@@ -93,6 +101,8 @@ const KINDS: [CallKind; 11] = [
     CallKind::Barrier,
     CallKind::Send,
     CallKind::Recv,
+    CallKind::Batch,
+    CallKind::Batch,
 ];
 
 #[test]
