@@ -235,10 +235,18 @@ impl<'a> Mix<'a> {
             nothing: false,
         };
         let call = match choice {
-            0..=3 => Call::AllReduce {
+            0..=2 => Call::AllReduce {
                 buf: self.input(&**group, dtype, len, mine)?,
                 op,
             },
+            3 => {
+                let mut calls = Vec::new();
+                for len in [len, len / 3, 1, len / 2] {
+                    let buf = self.input(&**group, dtype, len, mine)?;
+                    calls.push(Call::AllReduce { buf, op });
+                }
+                Call::Batch(calls)
+            }
             4 => {
                 expected.nothing = rank != root;
                 Call::Reduce {
@@ -354,21 +362,19 @@ impl Expected {
         let Self {
             what, dtype, len, ..
         } = self;
-        let received = done.parts.into_iter().find_map(|part| part.buffer);
-        let buffer = done.buffer.or(received);
-        let buffer = buffer.unwrap_or_else(|| panic!("{what} ends with nothing in {plan}"));
-        assert_eq!(
-            (buffer.dtype(), buffer.len()),
-            (*dtype, *len),
-            "{what} in {plan}"
-        );
-        let got = read(&buffer);
-        for (at, got) in got.into_iter().enumerate() {
-            let expected = (self.value)(at) as f64;
-            assert!(
-                got == expected,
-                "WRONG: {what}: {got} at {at}, not {expected}, in {plan}"
-            );
+        // All of a batch begin with the same values, and the first has the length.
+        let parts = done.parts.into_iter().filter_map(|part| part.buffer);
+        let buffers: Vec<Buffer> = done.buffer.into_iter().chain(parts).collect();
+        let first = buffers.first().map(|buffer| (buffer.dtype(), buffer.len()));
+        assert_eq!(first, Some((*dtype, *len)), "{what} in {plan}");
+        for buffer in &buffers {
+            for (at, got) in read(buffer).into_iter().enumerate() {
+                let expected = (self.value)(at) as f64;
+                assert!(
+                    got == expected,
+                    "WRONG: {what}: {got} at {at}, not {expected}, in {plan}"
+                );
+            }
         }
     }
 }
