@@ -7,7 +7,7 @@ use std::sync::Arc;
 use common::{DEADLINE, connect, connect_across};
 use phalanx_pg::reduce::{Contribution, reduce};
 use phalanx_pg::{
-    Buffer, Call, CallOptions, DType, Device, ErrorKind, ProcessGroup, ProcessGroupExt, ReduceOp,
+    Buffer, Call, CallOptions, DType, Device, ProcessGroup, ProcessGroupExt, ReduceOp,
 };
 use phalanx_testkit::World;
 
@@ -135,24 +135,26 @@ fn between_hosts_they_are_as_before() {
 }
 
 #[test]
-fn batches_that_are_cut_otherwise_are_a_mismatch_on_every_rank() {
-    World::new(3).deadline(DEADLINE).run(|ctx| {
-        let group = connect(ctx);
-        let lens = match ctx.rank() {
-            2 => [30, 10, 20],
-            _ => [10, 20, 30],
-        };
-        let sums = |lens: [usize; 3]| {
-            let bufs = lens.map(|len| Buffer::from_vec(vec![1.0f32; len]));
-            group.allreduce_coalesced(bufs.into(), ReduceOp::Sum)
-        };
-        let err = sums(lens).unwrap().wait().unwrap_err();
-        assert_eq!(err.kind(), ErrorKind::Mismatch, "{err}");
-        let text = err.to_string();
-        assert!(text.contains("60 x f32 in a batch of 3, cut as"), "{text}");
-        // They go on.
-        let sums = sums([5, 0, 1]).unwrap().wait().unwrap();
-        assert_eq!(sums[0].as_slice::<f32>().unwrap(), [3.0; 5]);
-        group.shutdown().unwrap();
-    });
+fn batches_that_differ_are_an_error_on_every_rank() {
+    // Cut otherwise; another number of operations, the first or the second of which differs.
+    let others = [vec![30, 10, 20], vec![10, 50_000, 30], vec![50_000, 10, 20]];
+    for (round, other) in others.into_iter().enumerate() {
+        World::new(3).deadline(DEADLINE).run(|ctx| {
+            let group = connect(ctx);
+            let lens = match (ctx.rank(), round) {
+                (2, _) => other.clone(),
+                (_, 2) => vec![50_000, 10, 50_000],
+                _ => vec![10, 20, 30],
+            };
+            let bufs = lens.iter().map(|&len| Buffer::from_vec(vec![1.0f32; len]));
+            let sums = group.allreduce_coalesced(bufs.collect(), ReduceOp::Sum);
+            let err = sums.unwrap().wait().unwrap_err();
+            // They have different numbers of operations behind them, so they do not go on.
+            assert!(!err.leaves_group_usable(), "{err}");
+            let text = err.to_string();
+            assert!(text.contains("ranks call different things"), "{text}");
+            assert!(text.contains("x f32 in a batch of 3"), "{text}");
+            assert!(text.contains("cut as"), "{text}");
+        });
+    }
 }

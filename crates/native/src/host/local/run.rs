@@ -213,9 +213,10 @@ impl Local {
             "ranks call different things: rank {first} {}, rank {second} {}",
             all[0], all[odd]
         );
-        // With batches of different sizes, or peers elsewhere, the numbers are not the same any
-        // more.
-        let recoverable = all[0].batch == all[odd].batch && self.ranks() == self.seat.size;
+        // With batches, which may be different numbers of operations, or peers elsewhere, the numbers
+        // are not the same any more.
+        let single = all.iter().all(|descriptor| descriptor.batch == 1);
+        let recoverable = single && self.ranks() == self.seat.size;
         let kind = match recoverable {
             true => ErrorKind::Mismatch,
             false => ErrorKind::Backend,
