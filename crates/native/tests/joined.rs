@@ -46,6 +46,8 @@ fn fill<T: phalanx_pg::Element>(buffer: &mut Buffer, mut value: impl FnMut() -> 
 fn operator(op: ReduceOp, rank: usize, at: usize) -> ReduceOp {
     match op {
         ReduceOp::PremulSum(_) if rank == 1 => ReduceOp::PremulSum(0.3 + (at % 3) as f64),
+        // Equal, but not the same.
+        ReduceOp::PremulSum(_) if rank == 2 => ReduceOp::PremulSum([0.0, -0.0][at % 2]),
         ReduceOp::PremulSum(_) => ReduceOp::PremulSum(0.7 * (rank + 1) as f64),
         other => other,
     }
@@ -136,14 +138,22 @@ fn between_hosts_they_are_as_before() {
 
 #[test]
 fn batches_that_differ_are_an_error_on_every_rank() {
-    // Cut otherwise; another number of operations, the first or the second of which differs.
-    let others = [vec![30, 10, 20], vec![10, 50_000, 30], vec![50_000, 10, 20]];
+    // Cut otherwise; another number of operations, of which the first or the second differs; a single
+    // call that is as long as what others join; nothing joined.
+    let others = [
+        vec![30, 10, 20],
+        vec![10, 50_000, 30],
+        vec![50_000, 10, 20],
+        vec![60, 50_000, 1],
+        vec![0, 30, 30],
+    ];
     for (round, other) in others.into_iter().enumerate() {
         World::new(3).deadline(DEADLINE).run(|ctx| {
             let group = connect(ctx);
             let lens = match (ctx.rank(), round) {
                 (2, _) => other.clone(),
                 (_, 2) => vec![50_000, 10, 50_000],
+                (_, 3) => vec![20, 40, 50_000],
                 _ => vec![10, 20, 30],
             };
             let bufs = lens.iter().map(|&len| Buffer::from_vec(vec![1.0f32; len]));
@@ -153,8 +163,8 @@ fn batches_that_differ_are_an_error_on_every_rank() {
             assert!(!err.leaves_group_usable(), "{err}");
             let text = err.to_string();
             assert!(text.contains("ranks call different things"), "{text}");
-            assert!(text.contains("x f32 in a batch of 3"), "{text}");
-            assert!(text.contains("cut as"), "{text}");
+            assert!(text.contains("in a batch of 3"), "{text}");
+            assert!(text.contains("pieces, cut as"), "{text}");
         });
     }
 }

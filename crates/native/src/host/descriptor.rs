@@ -27,10 +27,11 @@ pub(crate) struct Descriptor {
     /// Kind, operator, element type; in that order from the lowest byte.
     pub(crate) call: [u8; 3],
     place: u8,
+    /// Of a call that has one; of joined calls a number made of their lengths.
     pub(crate) root: u32,
     /// In elements; what must be equal on all ranks, or the whole input of an all-to-all.
     pub(crate) len: u64,
-    /// For [`Place::Shared`]; of joined calls a number made of their lengths.
+    /// For [`Place::Shared`]; of joined calls how many they are.
     pub(crate) segment: u32,
     /// How many calls were made as one.
     pub(crate) batch: u32,
@@ -66,18 +67,22 @@ impl Descriptor {
     /// staging ring, wherever it is.
     pub(crate) fn joined(calls: &[Call], batch: usize) -> Self {
         let mut all = Self::new(&calls[0], Place::Staged, batch);
-        for call in &calls[1..] {
-            let next = Self::new(call, Place::Staged, batch);
-            let cut = u64::from(all.segment) << 32 ^ all.len;
-            all.segment = (cut.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32;
-            all.len += next.len;
+        let mut cuts = calls.len() as u64;
+        all.len = 0;
+        for call in calls {
+            let len = common_len(call) as u64;
+            all.len += len;
+            cuts = (cuts.rotate_left(23) ^ len).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         }
+        // Never what a single call has there.
+        all.root = ((cuts >> 32) as u32).min(u32::MAX - 1);
+        all.segment = calls.len() as u32;
         let factors = calls.iter().filter_map(Call::op).map(factor);
+        let own = all.factor.to_bits();
         // Otherwise they are multiplied before they are staged.
-        all.factor = match factors.clone().all(|other| other == all.factor) {
-            true => all.factor,
-            false => 1.0,
-        };
+        if !factors.map(f64::to_bits).all(|other| other == own) {
+            all.factor = 1.0;
+        }
         all
     }
 
@@ -110,10 +115,7 @@ impl Descriptor {
     pub(crate) fn agrees_with(&self, other: &Self) -> bool {
         let uneven = self.call[0] == CallKind::AllToAll as u8;
         let same = (self.call, self.root, self.batch) == (other.call, other.root, other.batch);
-        let staged = Place::Staged as u8;
-        let cut_alike =
-            (self.place, other.place) != (staged, staged) || self.segment == other.segment;
-        same && (uneven || self.len == other.len) && cut_alike
+        same && (uneven || self.len == other.len)
     }
 }
 
@@ -133,16 +135,15 @@ impl std::fmt::Display for Descriptor {
         if let Some(dtype) = DType::ALL.iter().find(|&&known| known as u8 == dtype) {
             write!(f, " of {} x {dtype}", self.len)?;
         }
-        if self.root != u32::MAX {
-            write!(f, " with root {}", self.root)?;
-        }
+        let joined = kind == CallKind::AllReduce as u8 && self.root != u32::MAX;
+        match self.root {
+            u32::MAX => Ok(()),
+            cuts if joined => write!(f, " in {} pieces, cut as {cuts:08x},", self.segment),
+            root => write!(f, " with root {root}"),
+        }?;
         match self.batch {
             1 => Ok(()),
             calls => write!(f, " in a batch of {calls}"),
-        }?;
-        match self.place == Place::Staged as u8 && self.segment != 0 {
-            true => write!(f, ", cut as {:08x}", self.segment),
-            false => Ok(()),
         }
     }
 }

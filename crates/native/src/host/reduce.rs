@@ -154,7 +154,7 @@ impl Local {
             let Call::AllReduce { buf, op } = call else {
                 unreachable!("only all-reduces are joined");
             };
-            if factor(op) != own {
+            if factor(op).to_bits() != own.to_bits() {
                 // The factors of this rank differ, so all were said to be one.
                 self.multiply(&buf, op);
             }
