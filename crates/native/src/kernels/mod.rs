@@ -143,7 +143,7 @@ impl Kernels {
             ]
         };
         #[cfg(not(target_arch = "x86_64"))]
-        let special = [];
+        let special: [Option<Self>; 0] = [];
         std::iter::once(Self::Portable).chain(special.into_iter().flatten())
     }
 }
