@@ -46,8 +46,6 @@ fn fill<T: phalanx_pg::Element>(buffer: &mut Buffer, mut value: impl FnMut() -> 
 fn operator(op: ReduceOp, rank: usize, at: usize) -> ReduceOp {
     match op {
         ReduceOp::PremulSum(_) if rank == 1 => ReduceOp::PremulSum(0.3 + (at % 3) as f64),
-        // Equal, but not the same.
-        ReduceOp::PremulSum(_) if rank == 2 => ReduceOp::PremulSum([0.0, -0.0][at % 2]),
         ReduceOp::PremulSum(_) => ReduceOp::PremulSum(0.7 * (rank + 1) as f64),
         other => other,
     }
@@ -123,6 +121,25 @@ fn they_give_the_bits_of_single_ones() {
             group.shutdown().unwrap();
         });
     }
+}
+
+#[test]
+fn zeros_of_both_signs_are_different_factors() {
+    World::new(2).deadline(DEADLINE).run(|ctx| {
+        let group = connect(ctx);
+        let call = |factor| Call::AllReduce {
+            buf: Buffer::from_vec(vec![1.0f32; 3]),
+            op: ReduceOp::PremulSum(factor),
+        };
+        let batch = Call::Batch(vec![call(0.0), call(-0.0)]);
+        let done = group.call(batch, &CallOptions::blocking()).unwrap();
+        let signs = done.wait().unwrap().parts.into_iter().map(|part| {
+            let zero = part.buffer.unwrap().as_slice::<f32>().unwrap()[0];
+            (zero, zero.is_sign_negative())
+        });
+        assert_eq!(signs.collect::<Vec<_>>(), [(0.0, false), (0.0, true)]);
+        group.shutdown().unwrap();
+    });
 }
 
 #[test]
