@@ -7,9 +7,9 @@
 use super::element::{Element, Operator};
 use super::{Job, avx2, blocks};
 
-/// How far ahead sources are asked for. Processors do so by themselves within a page, but are slow to
-/// begin. In a trial with two processes 1 and 2 KiB were about the same from 64 KiB to 16 MiB and a
-/// little better than none; 4 KiB was worse at 64 KiB.
+/// How far ahead sources are asked for, if at all. Processors do so by themselves within a page, but
+/// may be slow to begin. In a trial with two processes on an Intel Xeon 1 and 2 KiB were about the same
+/// from 64 KiB to 16 MiB and a little better than none; 4 KiB was worse at 64 KiB.
 const AHEAD_BYTES: usize = 1024;
 
 /// The plain loop, vectorised by the compiler.

@@ -32,7 +32,8 @@ where
     unsafe { run_from::<0, I, O, P>(job, 0) }
 }
 
-/// Does the elements from `start` on, and asks for sources `AHEAD` bytes before they are read.
+/// Does the elements from `start` on. If the job wants it, asks for sources `AHEAD` bytes before they
+/// are read.
 ///
 /// # Safety
 ///
@@ -44,13 +45,68 @@ where
     O: Element<Wide = I::Wide>,
     P: Operator<I::Wide>,
 {
+    // SAFETY: passed on.
+    unsafe {
+        let done = known::<2, AHEAD, I, O, P>(job, start) || known::<4, AHEAD, I, O, P>(job, start);
+        if !done {
+            all_blocks::<AHEAD, I, O, P>(job, start);
+        }
+    }
+}
+
+/// [`run_from`] if there are `N` ranks and all take the result: with the addresses in registers there
+/// is less to do for each line, so that more lines are under way at a time. Says whether it was so.
+///
+/// # Safety
+///
+/// As [`run`].
+#[inline(always)]
+unsafe fn known<const N: usize, const AHEAD: usize, I, O, P>(job: &Job<'_>, start: usize) -> bool
+where
+    I: Element,
+    O: Element<Wide = I::Wide>,
+    P: Operator<I::Wide>,
+{
+    let (Ok(&sources), Ok(&dests)) = (
+        <&[Source; N]>::try_from(job.sources),
+        <&[*mut u8; N]>::try_from(job.dests),
+    ) else {
+        return false;
+    };
+    let (sources, dests) = (&sources, &dests);
+    // SAFETY: passed on.
+    unsafe {
+        all_blocks::<AHEAD, I, O, P>(
+            &Job {
+                sources,
+                dests,
+                ..*job
+            },
+            start,
+        )
+    };
+    true
+}
+
+/// [`run_from`] for a number of ranks that the compiler may know.
+///
+/// # Safety
+///
+/// As [`run`].
+#[inline(always)]
+unsafe fn all_blocks<const AHEAD: usize, I, O, P>(job: &Job<'_>, start: usize)
+where
+    I: Element,
+    O: Element<Wide = I::Wide>,
+    P: Operator<I::Wide>,
+{
     // Not beyond the end: what follows may be another rank's share, which it is working on.
     let ahead = job.len.saturating_sub(AHEAD / size_of::<I>());
     // SAFETY: passed on; no call goes beyond `job.len`.
     unsafe {
-        let at = match AHEAD {
-            0 => start,
-            _ => blocks::<BLOCK, AHEAD, I, O, P>(job, start, ahead),
+        let at = match AHEAD > 0 && job.ask_ahead {
+            true => blocks::<BLOCK, AHEAD, I, O, P>(job, start, ahead),
+            false => start,
         };
         let at = blocks::<BLOCK, 0, I, O, P>(job, at, job.len);
         let at = blocks::<SMALL_BLOCK, 0, I, O, P>(job, at, job.len);

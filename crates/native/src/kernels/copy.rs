@@ -33,7 +33,7 @@ pub(super) unsafe fn copy_with(
     unsafe {
         match kernels {
             #[cfg(target_arch = "x86_64")]
-            Kernels::Avx2 | Kernels::Avx512 if past_the_cache => stream(src, dst, bytes),
+            Kernels::Avx2 | Kernels::Avx512(_) if past_the_cache => stream(src, dst, bytes),
             _ => dst.copy_from_nonoverlapping(src, bytes),
         }
     }
