@@ -27,6 +27,7 @@
 //! | `message/` | sends and receives |
 //! | `kernels/` | loops over elements: reductions and copies |
 //! | `room.rs` | private memory for partial sums |
+//! | `roof.rs` | what an all-reduce cannot do without, to be measured |
 //!
 //! # What it can do
 //!
@@ -59,7 +60,9 @@ mod maps;
 mod meet;
 mod member;
 mod message;
+mod roof;
 mod room;
 mod shm;
 
 pub use group::NativeGroup;
+pub use roof::sum_into_all;

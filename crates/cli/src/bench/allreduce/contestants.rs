@@ -142,6 +142,11 @@ impl Launcher {
         self.processors.get(..ranks)
     }
 
+    /// The first two processors.
+    pub(crate) fn neighbours(&self) -> Option<[usize; 2]> {
+        self.processors.first_chunk().copied()
+    }
+
     /// Starts a world; `hosts` have as many ranks each.
     pub(crate) fn start(
         &self,

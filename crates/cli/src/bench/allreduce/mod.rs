@@ -1,6 +1,7 @@
 //! `phalanx bench allreduce`: our backends next to PyTorch's gloo, bare libraries and the roof.
 
 pub(crate) mod contestants;
+mod distance;
 mod mpi;
 pub(crate) mod rank;
 mod report;
@@ -185,9 +186,11 @@ fn compare(
         worlds.push(started.ok());
     }
     let pinned = launcher.pinned(ranks).is_some();
+    let mut distances_ns = Vec::new();
     for round in 0..args.rounds {
         eprintln!("{ranks} ranks: round {} of {}", round + 1, args.rounds);
         for &bytes in &args.sizes {
+            distances_ns.extend(launcher.neighbours().and_then(distance::round_trip_ns));
             let mut order: Vec<&mut Series> = series.iter_mut().collect();
             if round % 2 == 1 {
                 order.reverse();
@@ -205,6 +208,7 @@ fn compare(
         hosts: hosts.as_ref().map(Namespaces::count),
         sizes: args.sizes.clone(),
         series,
+        distances_ns,
     })
 }
 

@@ -65,6 +65,14 @@ impl Series {
         self.cells.get(&bytes).map(|cell| median(&cell.p50_us))
     }
 
+    /// How many times as long it takes as another: the median of the ratios of the rounds, with its
+    /// interval. Not the ratio of the medians: what the machine is like may change between rounds.
+    fn over(&self, other: &Series, bytes: usize) -> Option<Estimate> {
+        let of = |series: &'_ Self| Some(series.cells.get(&bytes)?.p50_us.clone());
+        let rounds = of(self)?.into_iter().zip(of(other)?);
+        Estimate::of(&rounds.map(|(a, b)| a / b).collect::<Vec<_>>())
+    }
+
     fn problem(&self, bytes: usize) -> Option<String> {
         match self.cells.get(&bytes) {
             Some(cell) if cell.wrong > 0 => {
@@ -84,48 +92,50 @@ pub(crate) struct Comparison {
     pub(crate) hosts: Option<usize>,
     pub(crate) sizes: Vec<usize>,
     pub(crate) series: Vec<Series>,
+    /// What a word takes from the first processor to the second and back, whenever it was measured.
+    pub(crate) distances_ns: Vec<f64>,
 }
 
 impl Comparison {
-    /// The shortest of those that `which` chooses.
-    fn best(&self, bytes: usize, which: impl Fn(&Kind) -> bool) -> Option<f64> {
+    /// The quickest of those that `which` chooses.
+    fn best(&self, bytes: usize, which: impl Fn(&Kind) -> bool) -> Option<&Series> {
         let chosen = self.series.iter().filter(|series| which(&series.kind));
-        chosen
-            .filter_map(|series| series.p50_us(bytes))
-            .min_by(f64::total_cmp)
+        let timed = chosen.filter_map(|series| Some((series.p50_us(bytes)?, series)));
+        let best = timed.min_by(|(a, _), (b, _)| a.total_cmp(b));
+        best.map(|(_, series)| series)
     }
 
-    fn roof(&self, bytes: usize) -> Option<f64> {
+    fn roof(&self, bytes: usize) -> Option<&Series> {
         self.best(bytes, |kind| *kind == Kind::Roof)
     }
 
     fn over_roof(&self, series: &Series, bytes: usize) -> Option<f64> {
-        let roof = self.roof(bytes).filter(|_| bytes >= ROOF_FROM_BYTES);
-        Some(series.p50_us(bytes)? / roof?)
+        let roof = self.roof(bytes).filter(|_| bytes >= ROOF_FROM_BYTES)?;
+        Some(series.over(roof, bytes)?.median)
     }
 
     /// How many times as long PyTorch's gloo and the better of the MPIs take.
     fn ratios(&self, series: &Series, bytes: usize) -> [Option<f64>; 2] {
-        let ours = series
-            .p50_us(bytes)
-            .filter(|_| matches!(series.kind, Kind::Own(_)));
         let gloo = self.best(bytes, |kind| *kind == Kind::TorchGloo);
         let mpi = self.best(bytes, |kind| matches!(kind, Kind::OpenMpi | Kind::IntelMpi));
-        [gloo, mpi].map(|theirs| Some(theirs? / ours?))
+        [gloo, mpi].map(|theirs| {
+            let ours = matches!(series.kind, Kind::Own(_)).then_some(series)?;
+            Some(theirs?.over(ours, bytes)?.median)
+        })
     }
 
-    /// What a backend of ours takes over its library without us: the median of the ratios of the
-    /// rounds, with its interval.
+    /// What a backend of ours takes over its library without us.
     fn over_bare(&self, series: &Series, bytes: usize) -> Option<Estimate> {
         let bare = series.kind.bare()?;
         let bare = self.series.iter().find(|other| other.kind == bare)?;
-        let of = |series: &Series| Some(series.cells.get(&bytes)?.p50_us.clone());
-        let rounds = of(series)?.into_iter().zip(of(bare)?);
-        Estimate::of(
-            &rounds
-                .map(|(ours, theirs)| ours / theirs)
-                .collect::<Vec<_>>(),
-        )
+        series.over(bare, bytes)
+    }
+
+    /// How far apart the processors were: median, least, most.
+    fn distance_ns(&self) -> Option<[f64; 3]> {
+        let all = self.distances_ns.iter().copied();
+        let (least, most) = (all.clone().reduce(f64::min)?, all.reduce(f64::max)?);
+        Some([median(&self.distances_ns), least, most])
     }
 
     /// Contestants without the roof, which is a figure of theirs.
@@ -188,6 +198,10 @@ impl Comparison {
         line.insert("pinned".into(), json!(self.pinned));
         line.insert("between_hosts".into(), json!(self.hosts.is_some()));
         line.insert("hosts".into(), json!(self.hosts.unwrap_or(1)));
+        if let Some([median, least, most]) = self.distance_ns() {
+            line.insert("round_trip_ns".into(), json!(median));
+            line.insert("round_trip_ns_range".into(), json!([least, most]));
+        }
         line
     }
 
@@ -203,7 +217,8 @@ impl Comparison {
         );
         put("iters", json!(cell.iters));
         put("rounds", json!(cell.p50_us.len()));
-        put("roof_us", json!(self.roof(bytes)));
+        let roof = self.roof(bytes).and_then(|roof| roof.p50_us(bytes));
+        put("roof_us", json!(roof));
         put("time_over_roof", json!(self.over_roof(series, bytes)));
         put("verified", json!(cell.wrong == 0));
         for (name, ratio) in ["gloo", "mpi"].iter().zip(self.ratios(series, bytes)) {
@@ -226,12 +241,19 @@ impl Comparison {
             (None, true) => "pinned".to_owned(),
             (None, false) => "more than processors".to_owned(),
         };
+        let mut head = format!(
+            "{} ranks ({place}), sum of {}",
+            self.ranks,
+            self.dtype.name()
+        );
+        if let Some([median, least, most]) = self.distance_ns() {
+            head += &format!(
+                "; from one processor to another and back a word takes {median:.0} ns \
+                 ({least:.0} to {most:.0})"
+            );
+        }
         let mut rows = vec![
-            format!(
-                "{} ranks ({place}), sum of {}",
-                self.ranks,
-                self.dtype.name()
-            ),
+            head,
             row([
                 "bytes",
                 "backend",
@@ -326,6 +348,7 @@ mod tests {
             hosts: None,
             sizes: vec![1 << 20],
             series,
+            distances_ns: vec![530.0, 104.0, 98.0],
         }
     }
 
@@ -337,10 +360,11 @@ mod tests {
     fn ours_carries_the_ratios_and_mpi_is_the_better_one() {
         let all = comparison(vec![
             native(&[10.0, 90.0, 12.0]),
-            series(Kind::TorchGloo, Memory::Plain, &[120.0]),
-            series(Kind::OpenMpi, Memory::Plain, &[36.0]),
-            series(Kind::IntelMpi, Memory::Plain, &[24.0]),
-            series(Kind::Roof, Memory::Plain, &[8.0]),
+            series(Kind::TorchGloo, Memory::Plain, &[100.0, 900.0, 120.0]),
+            series(Kind::OpenMpi, Memory::Plain, &[36.0, 36.0, 36.0]),
+            // In one state of the machine everybody is slower: what counts is that it is twice as slow.
+            series(Kind::IntelMpi, Memory::Plain, &[20.0, 180.0, 24.0]),
+            series(Kind::Roof, Memory::Plain, &[8.0, 60.0, 8.0]),
         ]);
         let lines = all.json_lines();
         assert_eq!(lines.len(), 4);
@@ -349,6 +373,8 @@ mod tests {
         assert_eq!(lines[0]["roof_us"], 8.0);
         assert_eq!(lines[0]["time_over_roof"], 1.5);
         assert_eq!(lines[0]["registered"], true);
+        assert_eq!(lines[0]["round_trip_ns"], 104.0);
+        assert_eq!(lines[0]["round_trip_ns_range"], json!([98.0, 530.0]));
         assert_eq!(lines[0]["speedup_over_gloo"], 10.0);
         assert_eq!(lines[0]["speedup_over_mpi"], 2.0);
         assert!(lines[2].get("speedup_over_mpi").is_none());

@@ -1,5 +1,6 @@
 //! The roof: the additions, loads and stores that an all-reduce of n ranks in one pass cannot do
-//! without, divided among the processors, on memory of their own and with nothing to wait for.
+//! without, by the loops of the backend `native`, divided among the processors, on memory of their own
+//! and with nothing to wait for.
 //!
 //! Data of `f32` only: for other types it says what as many bytes of that cost.
 
@@ -8,6 +9,8 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::AcqRel, Ordering::Acquire};
 use std::time::Instant;
+
+use phalanx_native::sum_into_all;
 
 use super::window::{Answer, Task, Window};
 use crate::Failure;
@@ -65,6 +68,9 @@ fn measure(args: &Args, window: &Window) -> Vec<u64> {
     })
 }
 
+/// Elements of a page, where a group's `allocate` begins large buffers.
+const PAGE: usize = 4096 / size_of::<f32>();
+
 fn one_thread(
     processor: usize,
     meeting: &Meeting,
@@ -74,14 +80,19 @@ fn one_thread(
 ) -> Vec<u64> {
     // Where pinning is not allowed, the scheduler's choice is as good.
     let _ = cpu::pin(processor);
-    let mut buffers = vec![vec![0f32; share]; ranks];
+    let mut room = vec![vec![0f32; share + PAGE]; ranks];
+    let mut buffers = Vec::with_capacity(ranks);
+    for buffer in &mut room {
+        let start = buffer.as_ptr().align_offset(PAGE * size_of::<f32>());
+        buffers.push(&mut buffer[start..][..share]);
+    }
     let mut nanos = Vec::new();
     // Its times of small sizes are of no use, so it knows no batches.
     for i in 0..window.warmup + window.iters {
         buffers.iter_mut().for_each(|buffer| buffer.fill(1.0));
         meeting.wait();
         let start = Instant::now();
-        reduce(&mut buffers);
+        sum_into_all(&mut buffers);
         if i >= window.warmup {
             nanos.push(start.elapsed().as_nanos() as u64);
         }
@@ -92,30 +103,6 @@ fn one_thread(
         );
     }
     nanos
-}
-
-/// Every buffer becomes the sum of all, each element read and written once.
-fn reduce(buffers: &mut [Vec<f32>]) {
-    const BLOCK: usize = 32;
-    let len = buffers[0].len();
-    let mut at = 0;
-    while at + BLOCK <= len {
-        let mut sum = [0.0; BLOCK];
-        sum.copy_from_slice(&buffers[0][at..at + BLOCK]);
-        for buffer in &buffers[1..] {
-            for (a, b) in sum.iter_mut().zip(&buffer[at..at + BLOCK]) {
-                *a += b;
-            }
-        }
-        for buffer in &mut *buffers {
-            buffer[at..at + BLOCK].copy_from_slice(&sum);
-        }
-        at += BLOCK;
-    }
-    for at in at..len {
-        let sum = buffers.iter().map(|buffer| buffer[at]).sum();
-        buffers.iter_mut().for_each(|buffer| buffer[at] = sum);
-    }
 }
 
 /// Where threads begin together; they spin, because a wake-up takes longer than a small window.
@@ -135,23 +122,6 @@ impl Meeting {
             if spins > 10_000 {
                 std::thread::yield_now();
             }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_buffer_ends_with_the_sum() {
-        for len in [0, 1, 31, 32, 100] {
-            let mut buffers: Vec<Vec<f32>> = (1..=3)
-                .map(|rank| (0..len).map(|i| (i * rank) as f32).collect())
-                .collect();
-            reduce(&mut buffers);
-            let sums: Vec<f32> = (0..len).map(|i| (i * 6) as f32).collect();
-            assert!(buffers.iter().all(|buffer| *buffer == sums), "{len}");
         }
     }
 }

@@ -54,7 +54,7 @@ pub(crate) struct Window {
 /// From here on ranks meet in a barrier (the contestant's own) after they have refilled: the time
 /// would otherwise contain the others' refilling, which takes longer than the operation when ranks
 /// share processors. Below, a barrier is itself about as long as the operation.
-const BARRIER_FROM_BYTES: usize = 1 << 20;
+const BARRIER_FROM_BYTES: usize = 64 << 10;
 
 impl Window {
     /// The same for every contestant. `crowded`: there are more ranks than processors.
