@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use phalanx_pg::Frozen;
 use smallvec::SmallVec;
 
+use super::parts::Parts;
 use crate::shm::Mark;
 
 /// How far a rank has counted its operations.
@@ -76,6 +77,8 @@ pub(crate) struct Entry {
     pub(crate) kept: SmallVec<[Frozen; 1]>,
     /// Whether it is finished only when every peer's part is.
     pub(crate) shared: bool,
+    /// How it was shared out: it is finished when all parts are, too.
+    pub(crate) parts: Option<Parts>,
     /// Whether the own part is done.
     pub(crate) ran: bool,
     /// Nobody uses its memory any more.
@@ -92,6 +95,7 @@ impl Books {
             marks: SmallVec::new(),
             kept: SmallVec::new(),
             shared: false,
+            parts: None,
             ran: false,
             closed: false,
         });

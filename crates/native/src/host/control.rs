@@ -4,6 +4,7 @@
 //! 0        magic, ranks, chunk      written by the rank that made it
 //! 128      abort                    0, or 1 + the local rank that broke the group first
 //! 256      asleep                   a bit for each rank, see `bell.rs`
+//! 1024     taken, finished          for each slot, see `parts.rs`
 //! 4096     one area per rank:
 //!            0      done            operations whose memory the rank will not touch again
 //!            128    staged          chunks put into its staging ring, ever
@@ -18,8 +19,8 @@
 //!            ...    ring            room for chunks of inputs in private memory
 //! ```
 //!
-//! Every word is written by its rank only, except the bells, `asleep`, `abort` and a dead rank's
-//! `presence`. Numbers count from the group's beginning and wrap.
+//! Every word is written by its rank only, except the bells, `asleep`, `abort`, how operations are shared
+//! out and a dead rank's `presence`. Numbers count from the group's beginning and wrap.
 //!
 //! | slot of operation k | who may write | who may read |
 //! |---|---|---|
@@ -33,6 +34,7 @@ use phalanx_pg::{Error, ErrorKind, Result};
 
 use super::bell::Belfry;
 use super::descriptor::Descriptor;
+use super::parts::Shares;
 use crate::shm::Segment;
 
 /// Operations that a rank can have announced and not finished.
@@ -57,9 +59,10 @@ pub(crate) const DROPPED: u32 = 3;
 /// The rank's process has ended. Written by who notices.
 pub(crate) const DEAD: u32 = 4;
 
-const MAGIC: u32 = u32::from_le_bytes(*b"PHX1");
+const MAGIC: u32 = u32::from_le_bytes(*b"PHX2");
 const ABORT_AT: usize = 128;
 const ASLEEP_AT: usize = 256;
+const SHARES_AT: usize = 1024;
 const HEADER: usize = 4096;
 
 const DONE_AT: usize = 0;
@@ -72,6 +75,8 @@ const SLOTS_AT: usize = 2048;
 const INLINE_AT: usize = 4096;
 const RING_AT: usize = INLINE_AT + DEPTH * INLINE;
 
+/// Bytes between words that different ranks write to.
+const APART: usize = 128;
 const SLOT: usize = 128;
 const DESCRIPTOR_AT: usize = 8;
 const PAYLOAD_AT: usize = DESCRIPTOR_AT + size_of::<Descriptor>();
@@ -169,6 +174,15 @@ impl Control {
         self.word(rank, PRESENCE_AT)
     }
 
+    /// How an operation is shared out among the ranks.
+    pub(crate) fn shares(&self, op: u32) -> Shares<'_> {
+        let at = SHARES_AT + op as usize % DEPTH * 2 * APART;
+        Shares {
+            taken: self.segment.word(at),
+            finished: self.segment.word(at + APART),
+        }
+    }
+
     /// The number of the operation that a rank's slot for operation `op` describes, plus one.
     pub(crate) fn slot(&self, rank: usize, op: u32) -> &AtomicU32 {
         self.word(rank, slot_at(op))
@@ -255,6 +269,7 @@ pub(crate) fn size(ranks: usize, chunk: usize) -> usize {
 }
 
 const _: () = assert!(SLOTS_AT + DEPTH * SLOT <= INLINE_AT && PAYLOAD_AT.is_multiple_of(8));
-const _: () = assert!(ASLEEP_AT + MAX_RANKS / 8 <= HEADER);
+const _: () = assert!(ASLEEP_AT + MAX_RANKS / 8 <= SHARES_AT);
+const _: () = assert!(SHARES_AT + DEPTH * 2 * APART <= HEADER);
 // Numbers wrap at 2^32, where slots must not jump.
 const _: () = assert!(DEPTH.is_power_of_two() && RING.is_power_of_two());

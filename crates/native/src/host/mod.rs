@@ -8,6 +8,7 @@
 //! | `bell.rs`, `wait.rs` | sleeping and waking; spinning, yielding, sleeping |
 //! | `models.rs` | the protocol of the segment under a model checker |
 //! | `local/` | one rank of a group on this host: announcing, meeting, waiting, breaking |
+//! | `parts.rs` | reductions whose parts are done by whoever has a processor |
 //! | `pull.rs` | calls in which each rank reads what it needs from the others' inputs |
 //! | `joined.rs` | calls of a batch that are one operation |
 //! | `reduce.rs` | calls in which each rank reduces a slice of everybody's memory |
@@ -20,6 +21,7 @@ mod joined;
 mod local;
 #[cfg(test)]
 mod models;
+mod parts;
 mod pull;
 mod reduce;
 mod wait;

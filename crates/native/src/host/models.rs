@@ -251,6 +251,116 @@ mod ring {
     }
 }
 
+/// A reduction that is shared out (`parts.rs`): who has seen all announcements takes parts until none is
+/// left, and a rank writes to its memory again as soon as all are finished.
+mod parts {
+    use super::*;
+
+    const OPS: u32 = 2;
+    const PARTS: usize = 2;
+
+    struct Area {
+        slot: AtomicU32,
+        done: AtomicU32,
+        memory: [Cell; PARTS],
+    }
+
+    struct Shared {
+        areas: [Area; 2],
+        taken: AtomicU32,
+        finished: AtomicU32,
+        /// How parts are said to be finished, and how that is seen.
+        with: Orderings,
+        /// Whether memory is written to only when all parts are finished.
+        waits: bool,
+    }
+
+    fn shared(with: Orderings, waits: bool) -> Shared {
+        let area = || Area {
+            slot: AtomicU32::new(0),
+            done: AtomicU32::new(0),
+            memory: [Cell::new(), Cell::new()],
+        };
+        Shared {
+            areas: [area(), area()],
+            taken: AtomicU32::new(9),
+            finished: AtomicU32::new(9),
+            with,
+            waits,
+        }
+    }
+
+    fn rank(shared: &Shared, me: usize) {
+        let (own, peer) = (&shared.areas[me], &shared.areas[1 - me]);
+        let has_done = |area: &Area, op| reached(area.done.load(Ordering::Acquire), op + 1);
+        for op in 0..OPS {
+            // Before anything else that is ordered: what callers do with a result.
+            own.memory.iter().for_each(|part| part.set(op + me as u32));
+            // One slot: it is free when everybody is done with what was in it.
+            until(|| op == 0 || has_done(peer, op - 1));
+            if me == 0 {
+                shared.taken.store(0, Ordering::Relaxed);
+                shared.finished.store(0, Ordering::Relaxed);
+            }
+            own.slot.store(op + 1, Ordering::Release);
+            until(|| peer.slot.load(Ordering::Acquire) == op + 1);
+            loop {
+                let part = shared.taken.fetch_add(1, Ordering::Relaxed) as usize;
+                if part >= PARTS {
+                    break;
+                }
+                let sum = own.memory[part].get() + peer.memory[part].get();
+                own.memory[part].set(sum);
+                peer.memory[part].set(sum);
+                shared.finished.fetch_add(1, shared.with.publish);
+            }
+            own.done.store(op + 1, Ordering::Release);
+            let all = |finished: u32| finished == PARTS as u32;
+            until(|| {
+                !shared.waits || all(shared.finished.load(shared.with.see)) || has_done(peer, op)
+            });
+            let sums = own.memory.iter().all(|part| part.get() == 2 * op + 1);
+            assert!(sums, "the sum of both");
+        }
+    }
+
+    const FINISHED: Orderings = Orderings {
+        publish: Ordering::AcqRel,
+        see: Ordering::Acquire,
+    };
+
+    #[test]
+    fn memory_is_the_callers_again_when_all_parts_are_finished() {
+        explore(|| both(shared(FINISHED, true), rank));
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn using_memory_before_all_parts_are_finished_is_found() {
+        explore(|| both(shared(FINISHED, false), rank));
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn finishing_a_part_without_release_is_found() {
+        let weak = Orderings {
+            publish: Ordering::Relaxed,
+            ..FINISHED
+        };
+        explore(move || both(shared(weak, true), rank));
+    }
+
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn seeing_finished_parts_without_acquire_is_found() {
+        let weak = Orderings {
+            see: Ordering::Relaxed,
+            ..FINISHED
+        };
+        explore(move || both(shared(weak, true), rank));
+    }
+}
+
 /// The end of a group: what was done before it counts (`Patience::wait`, `Local::depart`), and all
 /// give the same first cause (`Local::break_for`, `cause`).
 mod end {

@@ -3,7 +3,7 @@
 //! | input | how |
 //! |---|---|
 //! | small | it is with the descriptors: everybody reduces everything |
-//! | shared on all ranks | everybody reduces its slice of all buffers and writes the result to all |
+//! | shared on all ranks | everybody reduces its slice of all buffers and writes the result to all; if ranks share processors, whoever runs does parts (`parts.rs`) |
 //! | otherwise | the same, chunk by chunk; who has private memory copies what others reduce out and back |
 //! | joined calls of a batch | as private memory, one buffer after the other |
 //!
@@ -17,10 +17,15 @@ use super::control::{Counter, RING};
 use super::descriptor::{Descriptor, Place, factor};
 use super::joined::Row;
 use super::local::{Current, Input, Local, PerRank};
+use super::parts::Parts;
 use crate::kernels::{self, Source};
 
 /// Slices start at multiples of this many elements: at least a cache line for every type.
 const SLICE_ALIGN: usize = 128;
+
+/// How much of its own slice a rank asks for while it waits for others: some of what the nearest
+/// cache holds.
+const FETCHED_BYTES: usize = 8 << 10;
 
 impl Local {
     /// All-reduce, or with a root (a rank on this host) reduce.
@@ -50,8 +55,9 @@ impl Local {
                 self.reduce_inline(&buf, op, &sources);
             }
             Some(Place::Shared) => {
-                self.keep(current, None);
-                self.reduce_slice(&buf, buf.len(), op, &mut sources, root);
+                let parts = self.parts(&buf);
+                self.keep_until_finished(current, parts);
+                self.reduce_shared(current.op, parts, &buf, op, (&sources, root));
             }
             _ => {}
         }
@@ -68,22 +74,50 @@ impl Local {
         unsafe { kernels::reduce(kernels, op, buf.dtype(), sources, &to, buf.len(), size) }
     }
 
-    /// The own slice of the `len` elements at each source, which are of the type of `buf`, into the
-    /// memory of all who take the result: the root, or everybody.
-    pub(crate) fn reduce_slice(
+    /// Asks for the beginning of the own slice of the own buffer, which may have been pushed out of the
+    /// nearest cache while the rest was written: there is nothing else to do before the others come.
+    pub(crate) fn fetch_slice(&self, buf: &Buffer) {
+        let (start, end) = self.slice(self.me(), buf.len());
+        let size = buf.dtype().size();
+        let from = buf.as_ptr().as_ptr().wrapping_add(start * size);
+        kernels::hint::fetch(from, FETCHED_BYTES.min((end - start) * size));
+    }
+
+    /// The own share of a reduction of shared memory, into the memory of all who take the result: the
+    /// root, or everybody. All sources have the length and the type of `buf`.
+    pub(crate) fn reduce_shared(
         &self,
+        op: u32,
+        parts: Option<Parts>,
         buf: &Buffer,
-        len: usize,
+        reduce: ReduceOp,
+        (sources, root): (&[Source], Option<usize>),
+    ) {
+        match parts {
+            Some(parts) => self.reduce_parts(op, parts, buf, reduce, (sources, root)),
+            None => {
+                let own = self.slice(self.me(), buf.len());
+                self.reduce_range(buf.dtype(), own, reduce, sources, root);
+            }
+        }
+    }
+
+    /// The elements from `start` to `end` of each source, likewise.
+    pub(crate) fn reduce_range(
+        &self,
+        dtype: DType,
+        (start, end): (usize, usize),
         op: ReduceOp,
-        sources: &mut [Source],
+        sources: &[Source],
         root: Option<usize>,
     ) {
-        let (start, end) = self.slice(self.me(), len);
-        let offset = start * buf.dtype().size();
-        for source in &mut *sources {
-            source.ptr = source.ptr.wrapping_add(offset);
-        }
-        self.reduce_at(buf.dtype(), end - start, op, sources, root);
+        let offset = start * dtype.size();
+        let moved = |source: &Source| Source {
+            ptr: source.ptr.wrapping_add(offset),
+            ..*source
+        };
+        let sources: PerRank<Source> = sources.iter().map(moved).collect();
+        self.reduce_at(dtype, end - start, op, &sources, root);
     }
 
     /// The `len` elements at each source into the memory of all who take the result: the root, or
@@ -104,8 +138,8 @@ impl Local {
         let (kernels, size) = (self.seat.kernels, self.seat.size);
         // SAFETY: the addresses are of buffers and chunks that their ranks have announced for
         // this operation and leave alone until all have done their parts, or of the own
-        // buffer; each is valid for the elements named, since lengths agree. Slices
-        // of different ranks do not overlap.
+        // buffer; each is valid for the elements named, since lengths agree. Slices of different
+        // ranks do not overlap, nor do parts, and each part is taken by one.
         unsafe { kernels::reduce(kernels, op, dtype, sources, &to, len, size) }
     }
 

@@ -7,7 +7,7 @@ const LINE: usize = 64;
 /// Asks for memory that will be read.
 #[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables))]
 #[inline(always)]
-pub(super) fn fetch(from: *const u8, bytes: usize) {
+pub(crate) fn fetch(from: *const u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
     for at in (0..bytes).step_by(LINE) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};

@@ -26,7 +26,7 @@ use crate::message::{EAGER_LOCAL, EAGER_REMOTE, Inbound, Letter, Messages, Outbo
 use crate::shm::Block;
 
 /// Bytes of a chunk in the staging rings when every rank has a core.
-const CHUNK: usize = 64 << 10;
+const CHUNK: usize = 128 << 10;
 /// The same when ranks share cores: fewer hand-overs.
 const CHUNK_SHARED: usize = 256 << 10;
 

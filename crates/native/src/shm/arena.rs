@@ -170,6 +170,12 @@ impl Block {
         (self.segment, self.offset)
     }
 
+    /// From now on peers may access it, until [`Lent::give_back`]. As [`mark`](Self::mark), but free of
+    /// charge, for who holds on to the buffer meanwhile.
+    pub(crate) fn lend(&self) -> Lent<'_> {
+        Lent(self)
+    }
+
     /// From now on peers may access it, until [`Mark::clear`].
     pub(crate) fn mark(&self) -> Mark {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
@@ -199,6 +205,32 @@ impl Mark {
     /// No peer will access the block for this operation any more.
     pub(crate) fn clear(self) {
         self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// A block that peers may access, and whose buffer this process keeps meanwhile.
+///
+/// Dropping it, as a panic does, marks the block for good.
+#[derive(Debug)]
+pub(crate) struct Lent<'a>(&'a Block);
+
+impl Lent<'_> {
+    /// No peer will access the block any more.
+    pub(crate) fn give_back(self) {
+        std::mem::forget(self);
+    }
+
+    /// It takes longer: the buffer may go its own way.
+    pub(crate) fn mark(self) -> Mark {
+        let mark = self.0.mark();
+        self.give_back();
+        mark
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        drop(self.0.mark());
     }
 }
 
@@ -242,6 +274,27 @@ mod tests {
         drop(second);
         let third = arenas.allocate(DType::F32, 100).unwrap();
         assert_eq!(location(&third, &arenas), place);
+    }
+
+    #[test]
+    fn a_block_that_was_lent_and_not_given_back_is_not_used_again() {
+        let arenas = arenas();
+        let first = arenas.allocate(DType::F32, 100).unwrap();
+        let place = location(&first, &arenas);
+        Block::of(&first, &arenas).unwrap().lend().give_back();
+        drop(first);
+        let second = arenas.allocate(DType::F32, 100).unwrap();
+        assert_eq!(location(&second, &arenas), place);
+        drop(Block::of(&second, &arenas).unwrap().lend());
+        drop(second);
+        let third = arenas.allocate(DType::F32, 100).unwrap();
+        assert_ne!(location(&third, &arenas), place);
+        let place = location(&third, &arenas);
+        let mark = Block::of(&third, &arenas).unwrap().lend().mark();
+        drop(third);
+        mark.clear();
+        let fourth = arenas.allocate(DType::F32, 100).unwrap();
+        assert_ne!(location(&fourth, &arenas), place);
     }
 
     #[test]

@@ -5,5 +5,5 @@ mod free_list;
 mod room;
 mod segment;
 
-pub(crate) use arena::{Arenas, Block, MAX_SEGMENTS, Mark};
+pub(crate) use arena::{Arenas, Block, Lent, MAX_SEGMENTS, Mark};
 pub(crate) use segment::Segment;

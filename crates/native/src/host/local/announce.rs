@@ -40,9 +40,9 @@ impl Local {
     /// needs: no account, no lock, no clock. If a peer is not there soon, the call has been announced,
     /// maybe this rank's part done too, and it says no.
     ///
-    /// Where peers have come before and nothing but small inputs is read, they are woken when it is
-    /// over, if they sleep: until then nothing depends on it, and the fence that comes before costs
-    /// less when the line of the slot has arrived.
+    /// Where peers have come before, they are woken when this rank's part is over, if they sleep. The
+    /// fence that comes before waits for the line of the slot, and would keep the sum waiting too;
+    /// who sleeps takes longer to wake than a sum does.
     pub(crate) fn quick(&self, call: &Call, seq: u64) -> bool {
         let Call::AllReduce { buf, op: reduce } = call else {
             self.announce(call, seq);
@@ -60,26 +60,29 @@ impl Local {
             return false;
         }
         self.numbers.take(1);
-        let (own, mark) = self.show_quick(call, op, block);
-        if mark.is_none() && bytes > IN_SLOT {
+        let (own, lent) = self.show_quick(call, op, block);
+        if lent.is_none() && bytes > IN_SLOT {
             // The next one is likely to be like this one, and peers have read that room last.
             let next = self.control.area(self.me(), op.wrapping_add(1));
             kernels::hint::claim(next, bytes);
         }
         let all_are_there = self.peers().all(|rank| self.has_announced(rank, op));
-        let wake_later = all_are_there && mark.is_none();
-        if !wake_later {
+        if !all_are_there {
             self.control.ring(self.me());
+            if lent.is_some() {
+                self.fetch_slice(buf);
+            }
         }
         let mut sources = PerRank::new();
         let found = match all_are_there || self.all_announced_soon(op) {
             true => self.find_sources(op, &own, buf, &mut sources),
             false => None,
         };
+        let parts = self.parts(buf);
         match found {
             None => {}
             Some(Place::Inline) => self.reduce_inline(buf, *reduce, &sources),
-            Some(_) => self.reduce_slice(buf, buf.len(), *reduce, &mut sources, None),
+            Some(_) => self.reduce_shared(op, parts, buf, *reduce, (&sources, None)),
         }
         let ran = found.is_some();
         if ran {
@@ -87,31 +90,33 @@ impl Local {
                 .counter(self.me(), Counter::Done)
                 .store(op.wrapping_add(1), Ordering::Release);
         }
+        let over = ran && (lent.is_none() || self.is_over(op, parts));
         // Who waits for the end of what travelled with the descriptors wants to announce an
         // operation that cannot end before this rank announces it too, and that wakes everybody.
-        if wake_later || (ran && mark.is_some()) {
+        if all_are_there || (ran && lent.is_some()) {
             self.control.ring(self.me());
         }
-        if ran && (mark.is_none() || self.all_done_soon(op)) {
-            mark.into_iter().for_each(Mark::clear);
+        if over || (ran && self.is_over_soon(op, parts)) {
+            lent.into_iter().for_each(Lent::give_back);
             return true;
         }
         let mut books = self.books.lock();
         let entry = books.open(seq, op, 1);
         (entry.ran, entry.shared) = (ran, ran);
-        entry.marks.extend(mark);
+        entry.parts = parts.filter(|_| ran);
+        entry.marks.extend(lent.map(Lent::mark));
         false
     }
 
     /// Tells the peers of an all-reduce whose input is small or in a block of shared memory, which
     /// they may access from now on; what it told them.
     #[inline(always)]
-    fn show_quick(
+    fn show_quick<'a>(
         &self,
         call: &Call,
         op: u32,
-        block: Option<&Block>,
-    ) -> (Descriptor, Option<Mark>) {
+        block: Option<&'a Block>,
+    ) -> (Descriptor, Option<Lent<'a>>) {
         let buf = call.input().expect("an all-reduce has an input");
         let Some(block) = block else {
             let descriptor = Descriptor::new(call, Place::Inline, 1);
@@ -121,19 +126,21 @@ impl Local {
         let (segment, offset) = block.location();
         let descriptor = Descriptor::new(call, Place::Shared, 1);
         let descriptor = descriptor.shared_at(segment, offset + buf.offset());
-        let mark = block.mark();
+        let lent = block.lend();
         self.show(&descriptor, op, None);
-        (descriptor, Some(mark))
+        (descriptor, Some(lent))
     }
 
-    /// Whether everybody has done its part of an operation, or does within microseconds.
-    fn all_done_soon(&self, op: u32) -> bool {
-        let is_done = |rank| {
-            let word = self.control.counter(rank, Counter::Done);
-            move || reached(word.load(Ordering::Acquire), op.wrapping_add(1))
-        };
+    /// Whether everybody has done its part of an operation, or all parts are finished.
+    fn is_over(&self, op: u32, parts: Option<Parts>) -> bool {
+        self.parts_finished(op, parts) || self.peers().all(|rank| self.has_done(rank, op))
+    }
+
+    /// Whether that is so within microseconds.
+    fn is_over_soon(&self, op: u32, parts: Option<Parts>) -> bool {
+        let over = |rank| self.has_done(rank, op) || self.parts_finished(op, parts);
         let mut peers = self.peers();
-        peers.all(|rank| self.patience.quickly(is_done(rank)))
+        peers.all(|rank| self.patience.quickly(|| over(rank)))
     }
 
     fn has_announced(&self, rank: usize, op: u32) -> bool {
@@ -200,6 +207,9 @@ impl Local {
             // SAFETY: the room holds what `place` lets in, is this rank's, and nobody reads it
             // until the slot's word is set.
             unsafe { copy_few(input.as_ptr().as_ptr(), to, input.byte_len()) }
+        }
+        if descriptor.place() == Some(Place::Shared) && self.me() == 0 {
+            self.control.shares(op).reset();
         }
         self.control.describe(self.me(), op, descriptor);
         let posted = op.wrapping_add(1);

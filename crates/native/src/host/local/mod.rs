@@ -22,10 +22,11 @@ use super::control::{
 };
 use super::descriptor::{Descriptor, Place};
 use super::joined;
+use super::parts::Parts;
 use super::wait::{Patience, Verdict};
 use crate::kernels::{self, Kernels, Source};
 use crate::maps::Maps;
-use crate::shm::{Arenas, Block, Mark};
+use crate::shm::{Arenas, Block, Lent};
 
 /// Largest all-reduce whose input travels with the descriptor, registered or not: ranks may mix
 /// both, and the path must not depend on who does what.
@@ -210,8 +211,7 @@ impl Local {
         verb: &str,
         met: impl Fn() -> bool,
     ) -> Result<()> {
-        let gone = || self.control.presence(rank).load(Ordering::Acquire) >= LEFT;
-        let broken = || self.is_broken() || gone();
+        let broken = || self.is_broken() || self.is_gone(rank);
         let turn = current.turn;
         let beside = turn.mode == Mode::Async;
         let verdict =
@@ -228,6 +228,17 @@ impl Local {
                 Some(other) => self.late(turn, self.seat.ranks[other], "reach"),
             }),
         }
+    }
+
+    /// Whether a rank takes no part any more.
+    fn is_gone(&self, rank: usize) -> bool {
+        self.control.presence(rank).load(Ordering::Acquire) >= LEFT
+    }
+
+    /// Whether a rank will not touch anybody's memory for an operation any more.
+    pub(super) fn has_done(&self, rank: usize, op: u32) -> bool {
+        let word = self.control.counter(rank, Counter::Done);
+        reached(word.load(Ordering::Acquire), op.wrapping_add(1))
     }
 
     /// Who has done less than `awaited`, which then waits for it as this rank does.
@@ -263,16 +274,10 @@ impl Local {
     pub(crate) fn is_settled(&self, turn: &Turn) -> bool {
         let mut books = self.books.lock();
         let entry = books.entry(turn.seq);
-        let end = entry.first_op.wrapping_add(entry.calls);
-        let is_done = |rank| {
-            reached(
-                self.control
-                    .counter(rank, Counter::Done)
-                    .load(Ordering::Acquire),
-                end,
-            )
-        };
-        let settled = !entry.shared || self.peers().all(is_done);
+        let last = entry.first_op.wrapping_add(entry.calls).wrapping_sub(1);
+        let settled = !entry.shared
+            || self.parts_finished(last, entry.parts)
+            || self.peers().all(|rank| self.has_done(rank, last));
         if settled {
             books.close(turn.seq);
         }
@@ -281,7 +286,7 @@ impl Local {
 
     /// Waits for that.
     pub(crate) fn settle(&self, turn: &Turn) -> Result<()> {
-        let end = {
+        let (op, parts) = {
             let mut books = self.books.lock();
             let entry = books.entry(turn.seq);
             let end = entry.first_op.wrapping_add(entry.calls);
@@ -289,17 +294,20 @@ impl Local {
                 books.close(turn.seq);
                 return Ok(());
             }
-            end
+            (end.wrapping_sub(1), entry.parts)
         };
-        {
-            let op = end.wrapping_sub(1);
+        let kind = turn.kind;
+        let current = Current { op, kind, turn };
+        let finished = |rank| self.has_done(rank, op) || self.parts_finished(op, parts);
+        if parts.is_some() {
+            // Those who are there first: they may finish it without who is gone.
             for rank in self.peers() {
-                let word = self.control.counter(rank, Counter::Done);
-                let kind = turn.kind;
-                let current = Current { op, kind, turn };
-                let met = || reached(word.load(Ordering::Acquire), end);
+                let met = || finished(rank) || self.is_gone(rank);
                 self.await_peer(&current, rank, "finish its part of", met)?;
             }
+        }
+        for rank in self.peers() {
+            self.await_peer(&current, rank, "finish its part of", || finished(rank))?;
         }
         self.books.lock().close(turn.seq);
         Ok(())

@@ -279,6 +279,16 @@ impl Local {
         entry.kept.extend(input);
     }
 
+    /// Keeps the memory of a reduction until every peer's part is done, or all parts that it was cut
+    /// into are finished.
+    pub(crate) fn keep_until_finished(&self, current: &Current<'_>, parts: Option<Parts>) {
+        let mut books = self.books.lock();
+        let entry = books.entry(current.turn.seq);
+        entry.shared = true;
+        // Of several calls made as one, all have to be finished.
+        entry.parts = parts.filter(|_| entry.calls == 1);
+    }
+
     /// Takes the memory of the own staging ring.
     pub(crate) fn reserve_ring(&self) -> Result<()> {
         if self.ring.get().is_none() {

@@ -1,0 +1,162 @@
+//! A reduction of shared memory whose parts are done by whoever has a processor.
+//!
+//! Where ranks share processors, most of them do not run. So buffers are cut into parts, and every
+//! rank that has come to the operation takes one after the other until none is left. An operation does
+//! not wait for a rank that has announced it and does not run, unless that has taken a part.
+//!
+//! Two words go with every slot. The first rank of the host sets them to zero before it announces
+//! the operation, so whoever has seen all announcements finds them so:
+//!
+//! | word | counts |
+//! |---|---|
+//! | `taken` | attempts to take a part; those beyond the last part find none |
+//! | `finished` | parts whose result is in the memory of all who take it |
+//!
+//! A rank is `done` when it has found none: it will not touch anybody's memory for this operation.
+//! The operation is over for a rank when all parts are finished, or when everybody is done, which
+//! implies it. Both are needed: the words are used again when everybody is done, and who has not
+//! looked until then sees other numbers.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use phalanx_pg::{Buffer, ReduceOp};
+
+use super::local::Local;
+use crate::kernels::Source;
+
+/// Parts for each rank, if they are neither too small nor too large: enough that ranks end at about
+/// the same time.
+const PARTS_PER_RANK: usize = 4;
+/// Taking a part should cost little beside it.
+const LEAST_BYTES: usize = 16 << 10;
+/// A rank may lose its processor in the middle of a part, and all others wait.
+const MOST_BYTES: usize = 256 << 10;
+/// Parts begin at multiples of this many elements, as slices do.
+const ALIGN: usize = 128;
+
+/// How a buffer is cut, on all ranks alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Parts {
+    /// Elements of the buffer, and of each part but the last.
+    len: usize,
+    each: usize,
+}
+
+impl Parts {
+    fn new(len: usize, size: usize, ranks: usize) -> Self {
+        let bytes = (len * size / (PARTS_PER_RANK * ranks)).clamp(LEAST_BYTES, MOST_BYTES);
+        let each = (bytes / size).next_multiple_of(ALIGN);
+        Self { len, each }
+    }
+
+    pub(crate) fn count(self) -> u32 {
+        self.len.div_ceil(self.each) as u32
+    }
+
+    /// Where a part begins and ends.
+    fn range(self, part: u32) -> (usize, usize) {
+        let start = part as usize * self.each;
+        (start, self.len.min(start + self.each))
+    }
+}
+
+/// The words of one operation.
+#[derive(Clone, Copy)]
+pub(crate) struct Shares<'a> {
+    pub(crate) taken: &'a AtomicU32,
+    pub(crate) finished: &'a AtomicU32,
+}
+
+impl Shares<'_> {
+    /// Before the operation is announced.
+    pub(crate) fn reset(self) {
+        self.taken.store(0, Ordering::Relaxed);
+        self.finished.store(0, Ordering::Relaxed);
+    }
+
+    /// Takes a part, if one of `count` is left.
+    fn take(self, count: u32) -> Option<u32> {
+        // What a part needs is ordered by the announcements.
+        let part = self.taken.fetch_add(1, Ordering::Relaxed);
+        (part < count).then_some(part)
+    }
+
+    /// Says that the result of a part is where it belongs.
+    fn finish(self) {
+        self.finished.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Whether the results of all parts are.
+    pub(crate) fn all_finished(self, count: u32) -> bool {
+        self.finished.load(Ordering::Acquire) == count
+    }
+}
+
+impl Local {
+    /// How a reduction of `buf` is shared out, if ranks share processors. Otherwise each does a slice.
+    pub(crate) fn parts(&self, buf: &Buffer) -> Option<Parts> {
+        let size = buf.dtype().size();
+        (!self.seat.cores_suffice).then(|| Parts::new(buf.len(), size, self.ranks()))
+    }
+
+    /// Whether an operation that was shared out is over. All have announced it.
+    pub(crate) fn parts_finished(&self, op: u32, parts: Option<Parts>) -> bool {
+        parts.is_some_and(|parts| self.control.shares(op).all_finished(parts.count()))
+    }
+
+    /// Does parts of the reduction of all sources until none is left.
+    pub(crate) fn reduce_parts(
+        &self,
+        op: u32,
+        parts: Parts,
+        buf: &Buffer,
+        reduce: ReduceOp,
+        (sources, root): (&[Source], Option<usize>),
+    ) {
+        let shares = self.control.shares(op);
+        while let Some(part) = shares.take(parts.count()) {
+            self.reduce_range(buf.dtype(), parts.range(part), reduce, sources, root);
+            shares.finish();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn parts_cover_everything_once(
+            len in 0usize..10_000_000,
+            log_size in 0u32..4,
+            ranks in 1usize..20,
+        ) {
+            let parts = Parts::new(len, 1 << log_size, ranks);
+            let mut at = 0;
+            for part in 0..parts.count() {
+                let (start, end) = parts.range(part);
+                prop_assert!(start == at && end > start);
+                at = end;
+            }
+            prop_assert_eq!(at, len);
+        }
+    }
+
+    #[test]
+    fn each_part_is_taken_once_and_late_ranks_find_none() {
+        let (taken, finished) = (AtomicU32::new(7), AtomicU32::new(7));
+        let shares = Shares {
+            taken: &taken,
+            finished: &finished,
+        };
+        shares.reset();
+        assert_eq!((shares.take(2), shares.take(2)), (Some(0), Some(1)));
+        shares.finish();
+        assert!(shares.take(2).is_none() && !shares.all_finished(2));
+        shares.finish();
+        assert!(shares.take(2).is_none() && shares.all_finished(2));
+    }
+}
