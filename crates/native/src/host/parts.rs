@@ -123,9 +123,102 @@ impl Local {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    use phalanx_pg::{Call, CallKind, DType, Error, ErrorKind, Mode, Turn};
     use proptest::prelude::*;
 
     use super::*;
+    use crate::host::bell::Belfry;
+    use crate::host::control::{Control, Counter, JOINED};
+    use crate::host::local::{Current, Seat};
+    use crate::kernels::Kernels;
+    use crate::maps::Maps;
+    use crate::shm::Arenas;
+
+    /// Rank 0 of three that share processors.
+    fn first_of_three() -> Local {
+        let seat = Seat {
+            me: 0,
+            ranks: vec![0, 1, 2],
+            world: vec![0, 1, 2],
+            size: 3,
+            arenas: Arenas::new(Box::new(|_, _| {})),
+            maps: Arc::new(Maps::new(3)),
+            kernels: Kernels::Portable,
+            cores_suffice: false,
+        };
+        let local = Local::new(seat, Control::create(3, 4096).unwrap());
+        for rank in 0..3 {
+            local
+                .control
+                .presence(rank)
+                .store(JOINED, Ordering::Release);
+        }
+        local
+    }
+
+    /// All ranks have announced an all-reduce, rank 0 has done what it could, one part that somebody
+    /// has taken is not finished, and rank 1, which is waited for first, is dead.
+    fn all_but_one_part(local: &Local, turn: &Turn) {
+        let buf = local.seat.arenas.allocate(DType::F32, 1 << 16).unwrap();
+        let parts = local.parts(&buf).expect("they share processors");
+        let op = ReduceOp::Sum;
+        local.announce(&Call::AllReduce { buf, op }, turn.seq);
+        let kind = turn.kind;
+        local.keep_until_finished(&Current { op: 0, kind, turn }, Some(parts));
+        let shares = local.control.shares(0);
+        while shares.take(parts.count()).is_some() {}
+        (1..parts.count()).for_each(|_| shares.finish());
+        local.publish(Counter::Done, 1);
+        let lost = Error::new(ErrorKind::PeerLost, "rank 1 is dead").from_peer(1);
+        local.mark_dead(1, &lost);
+    }
+
+    fn turn() -> Turn {
+        let started = Instant::now();
+        Turn {
+            seq: 0,
+            kind: CallKind::AllReduce,
+            mode: Mode::Blocking,
+            deadline: started + Duration::from_secs(60),
+            started,
+        }
+    }
+
+    /// Rank 2 finds no part, or none any more.
+    fn third_is_done(local: &Local) {
+        let done = local.control.counter(2, Counter::Done);
+        done.store(1, Ordering::Release);
+        local.control.ring(2);
+    }
+
+    #[test]
+    fn what_the_living_finish_succeeds_although_another_is_dead() {
+        let (local, turn) = (first_of_three(), turn());
+        all_but_one_part(&local, &turn);
+        std::thread::scope(|scope| {
+            let settled = scope.spawn(|| local.settle(&turn));
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!settled.is_finished(), "rank 2 may have the part");
+            local.control.shares(0).finish();
+            third_is_done(&local);
+            settled.join().unwrap().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_part_that_a_dead_rank_had_taken_fails_the_operation() {
+        let (local, turn) = (first_of_three(), turn());
+        all_but_one_part(&local, &turn);
+        std::thread::scope(|scope| {
+            let settled = scope.spawn(|| local.settle(&turn));
+            third_is_done(&local);
+            let err = settled.join().unwrap().unwrap_err();
+            assert_eq!((err.kind(), err.peer()), (ErrorKind::PeerLost, Some(1)));
+        });
+    }
 
     proptest! {
         #[test]
