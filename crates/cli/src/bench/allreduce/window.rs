@@ -51,9 +51,10 @@ pub(crate) struct Window {
     pub(crate) batch: usize,
 }
 
-/// From here on ranks meet in a barrier (the contestant's own) after they have refilled: the time
+/// From here on ranks meet in a barrier (the contestant's own) after they have refilled. The time
 /// would otherwise contain the others' refilling, which takes longer than the operation when ranks
-/// share processors. Below, a barrier is itself about as long as the operation.
+/// share processors; when they do not, two of them differed by a third of an operation of 64 KiB.
+/// Below, a barrier is itself about as long as the operation.
 const BARRIER_FROM_BYTES: usize = 64 << 10;
 
 impl Window {
