@@ -4,6 +4,7 @@
 mod common;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use common::{DEADLINE, connect, die, finished, registered};
 use phalanx_pg::reduce::{Contribution, reduce};
@@ -163,6 +164,45 @@ fn survivors_agree_on_what_succeeded() {
                 }
             },
             |outcome| finished(outcome, &[0, 1, 2]),
+        );
+    }
+}
+
+#[test]
+fn survivors_agree_with_many_in_flight() {
+    for round in 0..8 {
+        World::new(6).deadline(DEADLINE).check(
+            |ctx| {
+                let group = crowd(ctx);
+                if group.rank() == 2 {
+                    let soon = Duration::from_micros(700 * round);
+                    std::thread::spawn(move || {
+                        std::thread::sleep(soon);
+                        die();
+                    });
+                }
+                // From the first on, before memory has become known to everybody.
+                let works: Vec<_> = (0..25)
+                    .map(|_| group.allreduce(registered(&group, 100_000, 1.0), ReduceOp::Sum))
+                    .collect();
+                let ended = works
+                    .into_iter()
+                    .map(|work| work.and_then(|work| work.wait()));
+                let ended: Vec<bool> = ended.map(|result| result.is_ok()).collect();
+                let succeeded = ended.iter().take_while(|&&ok| ok).count();
+                assert!(ended[succeeded..].iter().all(|ok| !ok), "{ended:?}");
+                if group.rank() == 2 {
+                    std::thread::sleep(DEADLINE);
+                }
+                let key = |rank: usize| format!("succeeded/{rank}");
+                let own = succeeded.to_le_bytes();
+                ctx.store().set(&key(group.rank()), &own).unwrap();
+                for rank in [0, 1, 3, 4, 5] {
+                    let other = ctx.store().get(&key(rank)).unwrap();
+                    assert_eq!(other, own, "as many as on rank {rank}: {ended:?}");
+                }
+            },
+            |outcome| finished(outcome, &[0, 1, 3, 4, 5]),
         );
     }
 }

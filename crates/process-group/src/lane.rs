@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::call::{Call, CallKind, CallOptions, Mode};
 use crate::error::{Error, ErrorKind, Place, Result};
@@ -198,6 +198,8 @@ impl Lane {
             } else if shared.engine.quick(&call, seq)
                 && let Call::AllReduce { buf, .. } = call
             {
+                // Who waits for the lock gets it, before this caller comes with the next operation.
+                MutexGuard::unlock_fair(queue);
                 return Ok(RawWork::quick(buf));
             }
             queue.busy = 1;
@@ -413,7 +415,12 @@ impl Shared {
                     let enqueued = ran.completer.enqueued();
                     let settled =
                         self.attempt(&ran.turn, enqueued, || self.engine.settle(&ran.turn));
+                    let failed = settled.is_err();
                     ran.completer.complete(settled.map(|()| ran.done));
+                    if failed {
+                        // Nothing succeeds after what failed, on whatever rank.
+                        unsettled.drain(..).for_each(|ran| self.refuse(ran));
+                    }
                 }
                 Step::End => return,
             }
@@ -442,6 +449,18 @@ impl Shared {
             }
             self.changed.wait(&mut queue);
         }
+    }
+
+    /// Fails an operation that ran after one that broke the group.
+    fn refuse(&self, ran: Ran) {
+        let cause = self.queue.lock().broken.clone();
+        let cause = cause.unwrap_or_else(|| Error::new(ErrorKind::Aborted, "the group is broken"));
+        let place = Place {
+            elapsed: Some(ran.completer.enqueued().elapsed()),
+            ..self.place(ran.turn.kind, ran.turn.seq)
+        };
+        ran.completer
+            .complete(Err(Error::broken_by(&cause).at(place)));
     }
 
     /// Runs a job; what is left to do if it went well.

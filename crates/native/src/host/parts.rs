@@ -13,6 +13,8 @@
 //! | `finished` | parts whose result is in the memory of all who take it |
 //!
 //! A rank is `done` when it has found none: it will not touch anybody's memory for this operation.
+//! (Or when it cannot take part, because it does not know the memory of a rank that is gone. Others
+//! may, and somebody must have found none before everybody is done: who went first, or who lives.)
 //! The operation is over for a rank when all parts are finished, or when everybody is done, which
 //! implies it. Both are needed: the words are used again when everybody is done, and who has not
 //! looked until then sees other numbers.
@@ -135,7 +137,7 @@ mod tests {
     use crate::host::local::{Current, Seat};
     use crate::kernels::Kernels;
     use crate::maps::Maps;
-    use crate::shm::Arenas;
+    use crate::shm::{Arenas, Segment};
 
     /// Rank 0 of three that share processors.
     fn first_of_three() -> Local {
@@ -206,6 +208,38 @@ mod tests {
             third_is_done(&local);
             settled.join().unwrap().unwrap();
         });
+    }
+
+    #[test]
+    fn who_does_not_know_a_dead_ranks_memory_leaves_the_parts_to_others() {
+        let (local, turn) = (first_of_three(), turn());
+        let buf = local.seat.arenas.allocate(DType::F32, 1 << 16).unwrap();
+        let (parts, op) = (local.parts(&buf).unwrap(), ReduceOp::Sum);
+        let call = Call::AllReduce { buf, op };
+        local.announce(&call, turn.seq);
+        let Call::AllReduce { buf, .. } = call else {
+            unreachable!()
+        };
+        for rank in [1, 2] {
+            let own = local.control.descriptor(0, 0);
+            local.control.describe(rank, 0, &own);
+            local.control.slot(rank, 0).store(1, Ordering::Release);
+        }
+        let memory = Arc::new(Segment::create(1 << 20).unwrap());
+        local.seat.maps.add(2, 0, memory);
+        let lost = Error::new(ErrorKind::PeerLost, "rank 1 is dead").from_peer(1);
+        local.mark_dead(1, &lost);
+        let kind = turn.kind;
+        let current = Current {
+            op: 0,
+            kind,
+            turn: &turn,
+        };
+        local.run_reduce(&current, buf, op, None).unwrap();
+        assert_eq!(local.control.shares(0).take(parts.count()), Some(0));
+        (0..parts.count()).for_each(|_| local.control.shares(0).finish());
+        third_is_done(&local);
+        local.settle(&turn).unwrap();
     }
 
     #[test]

@@ -42,6 +42,13 @@ impl Local {
         let mut found = self.find_sources(current.op, &own, &buf, &mut sources);
         if found.is_none() {
             let all = self.meet(current)?;
+            let all_shared = all.iter().all(|other| other.place() == Some(Place::Shared));
+            let parts = self.parts(&buf).filter(|_| all_shared);
+            if parts.is_some() && !self.knows_memory(current, &all)? {
+                // Others may know the memory of who is gone, and finish without this rank.
+                self.keep_until_finished(current, parts);
+                return Ok(buf.into());
+            }
             // Waits for memory that is not known here yet.
             let inputs = self.inputs(current, &all, |_| bytes)?;
             found = self.find_sources(current.op, &own, &buf, &mut sources);

@@ -248,6 +248,20 @@ impl Local {
         all.iter().enumerate().map(find).collect()
     }
 
+    /// Waits for the memory of ranks that have announced where in it their input is; whether it is
+    /// all known here. That of a rank that is gone may never be.
+    pub(crate) fn knows_memory(&self, current: &Current<'_>, all: &[Descriptor]) -> Result<bool> {
+        let mut known = true;
+        for rank in self.peers() {
+            let (world, segment) = (self.seat.world[rank], all[rank].segment);
+            let here = || self.seat.maps.get(world, segment).is_some();
+            let met = || here() || self.is_gone(rank);
+            self.await_peer(current, rank, "share its memory for", met)?;
+            known &= here();
+        }
+        Ok(known)
+    }
+
     pub(super) fn shared_input(
         &self,
         current: &Current<'_>,
