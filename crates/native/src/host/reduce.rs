@@ -64,7 +64,7 @@ impl Local {
             Some(Place::Shared) => {
                 let parts = self.parts(&buf);
                 self.keep_until_finished(current, parts);
-                self.reduce_shared(current.op, parts, &buf, op, (&sources, root));
+                self.reduce_shared(current.op, parts, &buf, op, (&mut sources, root));
             }
             _ => {}
         }
@@ -98,13 +98,17 @@ impl Local {
         parts: Option<Parts>,
         buf: &Buffer,
         reduce: ReduceOp,
-        (sources, root): (&[Source], Option<usize>),
+        (sources, root): (&mut [Source], Option<usize>),
     ) {
         match parts {
             Some(parts) => self.reduce_parts(op, parts, buf, reduce, (sources, root)),
             None => {
-                let own = self.slice(self.me(), buf.len());
-                self.reduce_range(buf.dtype(), own, reduce, sources, root);
+                let (start, end) = self.slice(self.me(), buf.len());
+                let offset = start * buf.dtype().size();
+                for source in &mut *sources {
+                    source.ptr = source.ptr.wrapping_add(offset);
+                }
+                self.reduce_at(buf.dtype(), end - start, reduce, sources, root);
             }
         }
     }

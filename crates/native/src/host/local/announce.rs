@@ -82,7 +82,7 @@ impl Local {
         match found {
             None => {}
             Some(Place::Inline) => self.reduce_inline(buf, *reduce, &sources),
-            Some(_) => self.reduce_shared(op, parts, buf, *reduce, (&sources, None)),
+            Some(_) => self.reduce_shared(op, parts, buf, *reduce, (&mut sources, None)),
         }
         let ran = found.is_some();
         if ran {
