@@ -387,3 +387,41 @@ fn the_memory_of_a_dropped_work_lives_until_the_operation_ends() {
         thread::yield_now();
     }
 }
+
+/// Its first operation runs when told to and cannot be settled; the others are settled when they ran.
+struct Unsettled(Mutex<Receiver<()>>);
+
+impl Engine for Unsettled {
+    fn run(&self, _: Call, turn: &Turn) -> Result<Done> {
+        if turn.seq == 0 {
+            self.0.lock().recv_timeout(PATIENCE).expect("told to run");
+        }
+        Ok(Done::default())
+    }
+
+    fn interrupt(&self, _: &Error) {}
+
+    fn is_settled(&self, turn: &Turn) -> bool {
+        turn.seq > 0
+    }
+
+    fn settle(&self, _: &Turn) -> Result<()> {
+        Err(Error::new(ErrorKind::PeerLost, "rank 1 is gone").from_peer(1))
+    }
+}
+
+#[test]
+fn nothing_succeeds_after_what_failed() {
+    let (go, told) = channel();
+    let engine = Arc::new(Unsettled(Mutex::new(told)));
+    let lane = Lane::new(Place::default(), PATIENCE, engine);
+    let submit = |_| lane.submit(Call::Barrier, &CallOptions::default()).unwrap();
+    let works: Vec<RawWork> = (0..3).map(submit).collect();
+    go.send(()).unwrap();
+    let end = |mut work: RawWork| work.block(PATIENCE).expect("it ends").unwrap_err();
+    let kinds: Vec<ErrorKind> = works.into_iter().map(|work| end(work).kind()).collect();
+    assert_eq!(
+        kinds,
+        [ErrorKind::PeerLost, ErrorKind::Broken, ErrorKind::Broken]
+    );
+}
