@@ -55,7 +55,11 @@ fn in_place(kernels: Kernels, op: ReduceOp, dtype: DType, ranks: usize, bytes: u
         .collect();
     let sources: Vec<_> = dests
         .iter()
-        .map(|&ptr| Source { ptr, factor: 1.0 })
+        .map(|&ptr| Source {
+            ptr,
+            factor: 1.0,
+            far: false,
+        })
         .collect();
     let len = bytes / dtype.size();
     let seconds = shortest(bytes * ranks, || {

@@ -17,7 +17,11 @@ pub fn sum_into_all(slices: &mut [&mut [f32]]) {
     assert!(same, "slices of different lengths");
     let starts = slices.iter_mut().map(|slice| slice.as_mut_ptr().cast());
     let dests: SmallVec<[*mut u8; 8]> = starts.collect();
-    let source = |&ptr: &*mut u8| Source { ptr, factor: 1.0 };
+    let source = |&ptr: &*mut u8| Source {
+        ptr,
+        factor: 1.0,
+        far: false,
+    };
     let sources: SmallVec<[Source; 8]> = dests.iter().map(source).collect();
     let loops = Kernels::detect().unwrap_or(Kernels::Portable);
     let (op, dtype) = (ReduceOp::Sum, DType::F32);

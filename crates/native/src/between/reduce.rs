@@ -11,7 +11,7 @@ use phalanx_pg::{Buffer, DType, Done, Frozen, ReduceOp, Result};
 
 use super::wire::{Outgoing, Script};
 use super::{Job, SMALL_ALONE};
-use crate::host::{PerRank, SMALL_REDUCTION, slice_start};
+use crate::host::{Descriptor, PerRank, SMALL_REDUCTION, slice_start};
 use crate::kernels::{self, Source};
 use crate::room::Room;
 
@@ -87,10 +87,11 @@ impl Job<'_> {
 
     /// The inputs of this host from byte `offset` on, in rank order.
     fn sources(&self, offset: usize) -> PerRank<Source> {
-        let sources = self.memory.iter().zip(&self.all);
-        let source = |(memory, descriptor): (&*mut u8, &crate::host::Descriptor)| Source {
+        let sources = self.memory.iter().zip(&self.all).enumerate();
+        let source = |(rank, (memory, descriptor)): (usize, (&*mut u8, &Descriptor))| Source {
             ptr: memory.wrapping_add(offset).cast_const(),
             factor: descriptor.factor,
+            far: rank != self.local.me(),
         };
         sources.map(source).collect()
     }

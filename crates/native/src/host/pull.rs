@@ -171,6 +171,7 @@ impl Local {
             let source = |(rank, descriptor): (usize, &Descriptor)| Source {
                 ptr: round.piece(rank),
                 factor: descriptor.factor,
+                far: rank != self.me(),
             };
             let sources: PerRank<Source> = all.iter().enumerate().map(source).collect();
             let to = [to.wrapping_add(round.at)];

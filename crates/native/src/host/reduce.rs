@@ -217,6 +217,7 @@ impl Local {
         let source = Source {
             ptr,
             factor: factor(op),
+            far: false,
         };
         // SAFETY: the buffer is the operation's, and nobody else works on it: of joined calls peers
         // see only what is staged. A block of it is read before it is written.
@@ -382,6 +383,7 @@ impl Chunks<'_> {
                     false => chunks[rank].wrapping_add(offset),
                 },
                 factor: descriptor.factor,
+                far: rank != local.me(),
             };
             let sources: PerRank<Source> = reduction.all.iter().enumerate().map(source).collect();
             let (dtype, op) = (reduction.row.dtype(), reduction.op);

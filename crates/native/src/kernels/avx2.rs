@@ -301,7 +301,7 @@ where
         at += PAIRS * LANES;
     }
     // SAFETY: passed on.
-    unsafe { blocks::run_from::<0, I, O, P>(job, at) }
+    unsafe { blocks::run_from::<false, I, O, P>(job, at) }
 }
 
 /// Sixteen elements as they enter the reduction.

@@ -7,11 +7,6 @@
 use super::element::{Element, Operator};
 use super::{Job, avx2, blocks};
 
-/// How far ahead sources are asked for, if at all. Processors do so by themselves within a page, but
-/// may be slow to begin. In a trial with two processes on an Intel Xeon 1 and 2 KiB were about the same
-/// from 64 KiB to 16 MiB and a little better than none; 4 KiB was worse at 64 KiB.
-const AHEAD_BYTES: usize = 1024;
-
 /// The plain loop, vectorised by the compiler.
 ///
 /// # Safety
@@ -29,7 +24,7 @@ where
         match size_of::<I>() < 4 {
             // A block is less than a line.
             true => avx2::run::<I, O, P>(job),
-            false => blocks::run_from::<AHEAD_BYTES, I, O, P>(job, 0),
+            false => blocks::run_from::<true, I, O, P>(job, 0),
         }
     }
 }

@@ -6,8 +6,8 @@
 //! once.
 
 use super::element::{Element, Operator};
-use super::hint::fetch;
-use super::{Job, Source};
+use super::hint::{fetch, fetch_behind};
+use super::{Ahead, Job, Source};
 
 /// Elements per block: four vectors of `f32`, enough independent additions to fill the pipeline.
 const BLOCK: usize = 32;
@@ -29,17 +29,17 @@ where
     P: Operator<I::Wide>,
 {
     // SAFETY: passed on.
-    unsafe { run_from::<0, I, O, P>(job, 0) }
+    unsafe { run_from::<false, I, O, P>(job, 0) }
 }
 
-/// Does the elements from `start` on. If the job wants it, asks for sources `AHEAD` bytes before they
-/// are read.
+/// Does the elements from `start` on. Asks for sources before they are read if it can (`ASKS`) and the
+/// job says how.
 ///
 /// # Safety
 ///
 /// As [`run`].
 #[inline(always)]
-pub(super) unsafe fn run_from<const AHEAD: usize, I, O, P>(job: &Job<'_>, start: usize)
+pub(super) unsafe fn run_from<const ASKS: bool, I, O, P>(job: &Job<'_>, start: usize)
 where
     I: Element,
     O: Element<Wide = I::Wide>,
@@ -47,9 +47,9 @@ where
 {
     // SAFETY: passed on.
     unsafe {
-        let done = known::<2, AHEAD, I, O, P>(job, start) || known::<4, AHEAD, I, O, P>(job, start);
+        let done = known::<2, ASKS, I, O, P>(job, start) || known::<4, ASKS, I, O, P>(job, start);
         if !done {
-            all_blocks::<AHEAD, I, O, P>(job, start);
+            all_blocks::<ASKS, I, O, P>(job, start);
         }
     }
 }
@@ -61,7 +61,7 @@ where
 ///
 /// As [`run`].
 #[inline(always)]
-unsafe fn known<const N: usize, const AHEAD: usize, I, O, P>(job: &Job<'_>, start: usize) -> bool
+unsafe fn known<const N: usize, const ASKS: bool, I, O, P>(job: &Job<'_>, start: usize) -> bool
 where
     I: Element,
     O: Element<Wide = I::Wide>,
@@ -76,7 +76,7 @@ where
     let (sources, dests) = (&sources, &dests);
     // SAFETY: passed on.
     unsafe {
-        all_blocks::<AHEAD, I, O, P>(
+        all_blocks::<ASKS, I, O, P>(
             &Job {
                 sources,
                 dests,
@@ -94,23 +94,28 @@ where
 ///
 /// As [`run`].
 #[inline(always)]
-unsafe fn all_blocks<const AHEAD: usize, I, O, P>(job: &Job<'_>, start: usize)
+unsafe fn all_blocks<const ASKS: bool, I, O, P>(job: &Job<'_>, start: usize)
 where
     I: Element,
     O: Element<Wide = I::Wide>,
     P: Operator<I::Wide>,
 {
-    // Not beyond the end: what follows may be another rank's share, which it is working on.
-    let ahead = job.len.saturating_sub(AHEAD / size_of::<I>());
+    let mut at = start;
+    if let Some(ahead) = job.ahead
+        && ASKS
+    {
+        let first = ahead.bytes.min((job.len - start) * size_of::<I>());
+        ask(job, start * size_of::<I>(), first, ahead);
+        // Not beyond the end: what follows may be another rank's share, which it is working on.
+        let end = job.len.saturating_sub(ahead.bytes / size_of::<I>());
+        // SAFETY: passed on; `end` is not beyond `job.len`.
+        at = unsafe { blocks::<BLOCK, true, I, O, P>(job, start, end) };
+    }
     // SAFETY: passed on; no call goes beyond `job.len`.
     unsafe {
-        let at = match AHEAD > 0 && job.ask_ahead {
-            true => blocks::<BLOCK, AHEAD, I, O, P>(job, start, ahead),
-            false => start,
-        };
-        let at = blocks::<BLOCK, 0, I, O, P>(job, at, job.len);
-        let at = blocks::<SMALL_BLOCK, 0, I, O, P>(job, at, job.len);
-        blocks::<1, 0, I, O, P>(job, at, job.len);
+        at = blocks::<BLOCK, false, I, O, P>(job, at, job.len);
+        at = blocks::<SMALL_BLOCK, false, I, O, P>(job, at, job.len);
+        blocks::<1, false, I, O, P>(job, at, job.len);
     }
 }
 
@@ -120,7 +125,7 @@ where
     reason = "iterators are not always vectorised"
 )]
 #[inline(always)]
-unsafe fn blocks<const B: usize, const AHEAD: usize, I, O, P>(
+unsafe fn blocks<const B: usize, const ASKS: bool, I, O, P>(
     job: &Job<'_>,
     mut at: usize,
     end: usize,
@@ -132,11 +137,11 @@ where
 {
     let (first, others) = job.sources.split_first().expect("there is a source");
     while end.saturating_sub(at) >= B {
-        if AHEAD > 0 {
-            for source in job.sources {
-                let ahead = source.ptr.wrapping_add(at * size_of::<I>() + AHEAD);
-                fetch(ahead, B * size_of::<I>());
-            }
+        if let Some(ahead) = job.ahead
+            && ASKS
+        {
+            let from = at * size_of::<I>() + ahead.bytes;
+            ask(job, from, B * size_of::<I>(), ahead);
         }
         // SAFETY: elements `at..at + B` are within each source and destination, aligned for their
         // types, and nobody else touches them now. Where a destination is a source, all sources
@@ -165,6 +170,18 @@ where
         at += B;
     }
     at
+}
+
+/// Asks for `bytes` of every far source.
+#[inline(always)]
+fn ask(job: &Job<'_>, from: usize, bytes: usize, ahead: Ahead) {
+    for source in job.sources.iter().filter(|source| source.far) {
+        let from = source.ptr.wrapping_add(from);
+        match ahead.nearest {
+            true => fetch(from, bytes),
+            false => fetch_behind(from, bytes),
+        }
+    }
 }
 
 /// An element as it enters the reduction.

@@ -104,15 +104,32 @@ pub(crate) enum Kernels {
     Avx512(Ahead),
 }
 
-/// Whether loops ask for lines some time before they read them.
-#[cfg(target_arch = "x86_64")]
+/// How loops ask for lines of other processes some time before they read them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ahead {
-    /// AMD's processors do so by themselves, early enough: asking too made two ranks 4 % slower at
-    /// 64 KiB and up to a fifth at 16 MiB.
-    No,
-    /// Intel's begin late.
-    Yes,
+pub(crate) struct Ahead {
+    /// How long before, in bytes of a source.
+    bytes: usize,
+    /// Where to: the nearest cache, or the one behind it.
+    nearest: bool,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Ahead {
+    /// Intel's processors ask by themselves within a page, but begin late. In a trial with two
+    /// processes on a Xeon 1 and 2 KiB were about the same from 64 KiB to 16 MiB and a little better
+    /// than none; 4 KiB was worse at 64 KiB.
+    const INTEL: Self = Self {
+        bytes: 1024,
+        nearest: true,
+    };
+    /// AMD's can have few lines on their way to the nearest cache at a time, and the loop itself needs
+    /// those. Two ranks on an EPYC took 64 KiB in a fiftieth less time with their processors beside each
+    /// other and in a fifth less with nothing in common; 4 KiB were better there, and worse on a busy
+    /// host. Into the nearest cache it cost time at any distance.
+    const AMD: Self = Self {
+        bytes: 3072,
+        nearest: false,
+    };
 }
 
 impl Kernels {
@@ -149,8 +166,8 @@ impl Kernels {
             let avx512 =
                 is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
             let (other, better) = match &vendor() {
-                b"GenuineIntel" => (Ahead::No, Ahead::Yes),
-                _ => (Ahead::Yes, Ahead::No),
+                b"GenuineIntel" => (Ahead::AMD, Ahead::INTEL),
+                _ => (Ahead::INTEL, Ahead::AMD),
             };
             let avx512 = |ahead| (avx2 && avx512).then_some(Self::Avx512(ahead));
             [avx2.then_some(Self::Avx2), avx512(other), avx512(better)]
@@ -160,12 +177,12 @@ impl Kernels {
         std::iter::once(Self::Portable).chain(special.into_iter().flatten())
     }
 
-    /// Whether to ask for sources before they are read.
-    fn asks_ahead(self) -> bool {
+    /// How to ask for sources before they are read.
+    fn ahead(self) -> Option<Ahead> {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512(ahead) => ahead == Ahead::Yes,
-            _ => false,
+            Self::Avx512(ahead) => Some(ahead),
+            _ => None,
         }
     }
 }
@@ -184,6 +201,8 @@ pub(crate) struct Source {
     pub(crate) ptr: *const u8,
     /// Its factor in a premultiplied sum; other operators ignore it.
     pub(crate) factor: f64,
+    /// Whether another process has written it: its lines are likely to be in another processor's cache.
+    pub(crate) far: bool,
 }
 
 /// What a loop is to do.
@@ -194,8 +213,8 @@ struct Job<'a> {
     len: usize,
     /// What averages are divided by.
     ranks: usize,
-    /// Whether to ask for sources before they are read, in loops that can.
-    ask_ahead: bool,
+    /// How to ask for far sources before they are read, in loops that can.
+    ahead: Option<Ahead>,
 }
 
 /// Combines the sources in the order given and writes the result to every destination. Averages
@@ -224,7 +243,7 @@ pub(crate) unsafe fn reduce(
         dests,
         len,
         ranks,
-        ask_ahead: kernels.asks_ahead(),
+        ahead: kernels.ahead(),
     };
     // SAFETY: passed on.
     unsafe { dispatch(kernels, op, dtype, Ends::Narrow, job) }
@@ -254,7 +273,7 @@ pub(crate) unsafe fn partial(
         dests: &[out],
         len,
         ranks: 1,
-        ask_ahead: kernels.asks_ahead(),
+        ahead: kernels.ahead(),
     };
     // SAFETY: passed on.
     unsafe { dispatch(kernels, op, dtype, Ends::WideOut, job) }
@@ -281,14 +300,18 @@ pub(crate) unsafe fn finish(
     };
     let sources: Vec<_> = partials
         .iter()
-        .map(|&ptr| Source { ptr, factor: 1.0 })
+        .map(|&ptr| Source {
+            ptr,
+            factor: 1.0,
+            far: false,
+        })
         .collect();
     let job = Job {
         sources: &sources,
         dests,
         len,
         ranks,
-        ask_ahead: kernels.asks_ahead(),
+        ahead: kernels.ahead(),
     };
     // SAFETY: passed on.
     unsafe { dispatch(kernels, op, dtype, Ends::WideIn, job) }

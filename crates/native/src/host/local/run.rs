@@ -201,7 +201,8 @@ impl Local {
                 Place::Nowhere | Place::Staged => return None,
             };
             let factor = descriptor.factor;
-            sources.push(Source { ptr, factor });
+            let far = rank != self.me();
+            sources.push(Source { ptr, factor, far });
         }
         Some(place)
     }
