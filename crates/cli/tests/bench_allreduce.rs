@@ -24,17 +24,19 @@ fn bench(args: &[&str]) -> (Vec<Value>, String, bool) {
 #[test]
 fn every_line_is_json_and_verified() {
     let svg = std::env::temp_dir().join(format!("phalanx-allreduce-{}.svg", std::process::id()));
-    let args = "allreduce --ranks 1,3 --backends reference --sizes 4,65536 --memory both";
+    let args = "allreduce --ranks 1,3 --backends reference --sizes 4,65536,4 --memory both";
     let mut args: Vec<_> = args.split(' ').collect();
-    args.extend(["--dtype", "bf16", "--svg", svg.to_str().unwrap()]);
+    args.extend(["--dtype", "f32,bf16", "--svg", svg.to_str().unwrap()]);
     let (lines, stderr, success) = bench(&args);
     assert!(success, "{stderr}");
-    assert_eq!(lines.len(), 2 * 2 * 2, "{stderr}");
+    assert_eq!(lines.len(), 2 * 2 * 2 * 2, "{stderr}");
     for line in &lines {
         assert_eq!(line["bench"], "allreduce", "{line}");
         assert_eq!(line["backend"], "reference", "{line}");
-        assert_eq!(line["dtype"], "bf16", "{line}");
         assert_eq!(line["verified"], true, "{line}");
+        let wide = line["dtype"] == "f32";
+        assert!(wide || line["dtype"] == "bf16", "{line}");
+        assert_eq!(line["time_over_f32"].is_null(), wide, "{line}");
         for figure in ["p50_us", "min_us", "roof_us"] {
             assert!(line[figure].as_f64() > Some(0.0), "{figure} in {line}");
         }
@@ -112,6 +114,15 @@ fn ours_on_c_libraries_take_part_beside_the_libraries_alone() {
             );
         }
     }
+}
+
+#[test]
+fn a_drawing_that_cannot_be_made_is_refused_before_anything_runs() {
+    let args = "allreduce --ranks 2 --sizes 4 --backends reference --svg /nowhere/at/all.svg";
+    let (lines, stderr, success) = bench(&args.split(' ').collect::<Vec<_>>());
+    assert!(!success && lines.is_empty());
+    assert!(stderr.contains("/nowhere/at/all.svg"), "{stderr}");
+    assert!(!stderr.contains("starting"), "{stderr}");
 }
 
 #[test]

@@ -47,8 +47,9 @@ pub(crate) struct Args {
     /// Where the data of our backends lies: from the group's `allocate`, or anywhere.
     #[arg(long, value_enum, default_value_t = Memories::Registered)]
     memory: Memories,
-    #[arg(long, value_enum, default_value_t = Dtype::F32)]
-    dtype: Dtype,
+    /// What is summed. Several take turns, as backends do.
+    #[arg(long = "dtype", value_enum, value_delimiter = ',', default_values_t = [Dtype::F32])]
+    dtypes: Vec<Dtype>,
     /// Windows for each backend and size.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
@@ -112,6 +113,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         eprintln!("this program was built for debugging: its times, the roof's too, say little");
     }
     let kinds = Kind::parse(&args.backends)?;
+    if let Some(file) = &args.svg {
+        svg::check(file)?;
+    }
     let launcher = Launcher::new(python(args.torch.clone()))?;
     let mut comparisons = Vec::new();
     for &ranks in &args.ranks {
@@ -160,11 +164,18 @@ fn compare(
         }
         (None, _) => None,
     };
+    let (sizes, dtypes) = (once_each(&args.sizes), once_each(&args.dtypes));
     let (mut worlds, mut series) = (Vec::new(), Vec::new());
     for kind in kinds.iter().chain([&Kind::Roof]) {
         eprintln!("{ranks} ranks: starting {}", kind.name());
-        let started = match kind.excuse(args.dtype, hosts.is_some()) {
-            Some(excuse) => Err(excuse.into()),
+        let dtypes = match kind {
+            // Of as many bytes, whatever they are.
+            Kind::Roof => &[Dtype::F32],
+            _ => dtypes.as_slice(),
+        };
+        let excuse = |dtype: &Dtype| kind.excuse(*dtype, hosts.is_some());
+        let started = match dtypes.iter().map(excuse).collect::<Option<Vec<_>>>() {
+            Some(excuses) => Err(excuses.join("; ").into()),
             None => launcher.start(kind, ranks, hosts.as_ref()),
         };
         let memories = match kind {
@@ -176,12 +187,12 @@ fn compare(
         }
         let missing = started.as_ref().err().map(ToString::to_string);
         for &memory in memories {
-            series.push(Series::new(
-                kind.clone(),
-                memory,
-                worlds.len(),
-                missing.clone(),
-            ));
+            for &dtype in dtypes {
+                let excuse = excuse(&dtype).map(str::to_owned);
+                let missing = excuse.or_else(|| missing.clone());
+                let kind = kind.clone();
+                series.push(Series::new(kind, memory, dtype, worlds.len(), missing));
+            }
         }
         worlds.push(started.ok());
     }
@@ -189,31 +200,40 @@ fn compare(
     let mut distances_ns = Vec::new();
     for round in 0..args.rounds {
         eprintln!("{ranks} ranks: round {} of {}", round + 1, args.rounds);
-        for &bytes in &args.sizes {
+        for &bytes in &sizes {
             distances_ns.extend(launcher.neighbours().and_then(distance::round_trip_ns));
             let mut order: Vec<&mut Series> = series.iter_mut().collect();
             if round % 2 == 1 {
                 order.reverse();
             }
             for series in order {
-                let window = Window::new(bytes, args.dtype, series.memory, !pinned);
+                let window = Window::new(bytes, series.dtype, series.memory, !pinned);
                 measure(series, &mut worlds, window);
             }
         }
     }
     Ok(Comparison {
         ranks,
-        dtype: args.dtype,
         pinned,
         hosts: hosts.as_ref().map(Namespaces::count),
-        sizes: args.sizes.clone(),
+        sizes,
         series,
         distances_ns,
     })
 }
 
+/// What was asked for, without what was asked for before.
+fn once_each<T: Copy + PartialEq>(all: &[T]) -> Vec<T> {
+    let first = |&(at, value): &(usize, &T)| !all[..at].contains(value);
+    let once = all.iter().enumerate().filter(first);
+    once.map(|(_, &value)| value).collect()
+}
+
 /// One window. A world that fails has no further ones.
 fn measure(series: &mut Series, worlds: &mut [Option<World>], window: Window) {
+    if series.missing.is_some() {
+        return;
+    }
     let world = &mut worlds[series.world];
     let Some(running) = world else { return };
     match running.run(&Task::Run(window)) {
@@ -255,6 +275,12 @@ mod tests {
         };
         let answers = [answer(&[3000, 1000, 2000]), answer(&[9000, 500, 4000])];
         assert_eq!(figures(&answers), (4.0, 1.0));
+    }
+
+    #[test]
+    fn what_is_asked_for_twice_is_measured_once() {
+        assert_eq!(once_each(&[4, 1024, 4, 8, 1024]), [4, 1024, 8]);
+        assert!(once_each::<usize>(&[]).is_empty());
     }
 
     #[test]

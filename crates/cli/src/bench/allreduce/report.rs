@@ -15,6 +15,7 @@ const ROOF_FROM_BYTES: usize = 64 << 10;
 pub(crate) struct Series {
     pub(crate) kind: Kind,
     pub(crate) memory: Memory,
+    pub(crate) dtype: Dtype,
     /// Which world runs them.
     pub(crate) world: usize,
     /// Why there are none.
@@ -34,10 +35,17 @@ struct Cell {
 }
 
 impl Series {
-    pub(crate) fn new(kind: Kind, memory: Memory, world: usize, missing: Option<String>) -> Self {
+    pub(crate) fn new(
+        kind: Kind,
+        memory: Memory,
+        dtype: Dtype,
+        world: usize,
+        missing: Option<String>,
+    ) -> Self {
         Self {
             kind,
             memory,
+            dtype,
             world,
             missing,
             failed: None,
@@ -53,12 +61,16 @@ impl Series {
         cell.wrong += wrong;
     }
 
-    /// What it is called where memory makes a difference.
+    /// What it is called where memory and type make a difference.
     pub(crate) fn label(&self) -> String {
-        match (&self.kind, self.memory) {
-            (Kind::Own(name), Memory::Plain) => format!("{name} (plain)"),
-            (kind, _) => kind.name().to_owned(),
-        }
+        let plain = matches!(self.kind, Kind::Own(_)) && self.memory == Memory::Plain;
+        let what = match (plain, self.dtype) {
+            (false, Dtype::F32) => return self.kind.name().to_owned(),
+            (true, Dtype::F32) => "plain".to_owned(),
+            (false, other) => other.name().to_owned(),
+            (true, other) => format!("plain {}", other.name()),
+        };
+        format!("{} ({what})", self.kind.name())
     }
 
     pub(crate) fn p50_us(&self, bytes: usize) -> Option<f64> {
@@ -86,7 +98,6 @@ impl Series {
 /// All contestants with one number of ranks.
 pub(crate) struct Comparison {
     pub(crate) ranks: usize,
-    pub(crate) dtype: Dtype,
     pub(crate) pinned: bool,
     /// How many hosts, if they are pretended ones.
     pub(crate) hosts: Option<usize>,
@@ -97,16 +108,28 @@ pub(crate) struct Comparison {
 }
 
 impl Comparison {
+    /// The element types that are summed.
+    pub(crate) fn dtypes(&self) -> String {
+        let mut names: Vec<&str> = Vec::new();
+        for series in self.contestants() {
+            let name = series.dtype.name();
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        names.join(" and ")
+    }
+
     /// The quickest of those that `which` chooses.
-    fn best(&self, bytes: usize, which: impl Fn(&Kind) -> bool) -> Option<&Series> {
-        let chosen = self.series.iter().filter(|series| which(&series.kind));
+    fn best(&self, bytes: usize, which: impl Fn(&Series) -> bool) -> Option<&Series> {
+        let chosen = self.series.iter().filter(|series| which(series));
         let timed = chosen.filter_map(|series| Some((series.p50_us(bytes)?, series)));
         let best = timed.min_by(|(a, _), (b, _)| a.total_cmp(b));
         best.map(|(_, series)| series)
     }
 
     fn roof(&self, bytes: usize) -> Option<&Series> {
-        self.best(bytes, |kind| *kind == Kind::Roof)
+        self.best(bytes, |series| series.kind == Kind::Roof)
     }
 
     fn over_roof(&self, series: &Series, bytes: usize) -> Option<f64> {
@@ -116,8 +139,11 @@ impl Comparison {
 
     /// How many times as long PyTorch's gloo and the better of the MPIs take.
     fn ratios(&self, series: &Series, bytes: usize) -> [Option<f64>; 2] {
-        let gloo = self.best(bytes, |kind| *kind == Kind::TorchGloo);
-        let mpi = self.best(bytes, |kind| matches!(kind, Kind::OpenMpi | Kind::IntelMpi));
+        let alike = |other: &Series| other.dtype == series.dtype;
+        let gloo = |other: &Series| other.kind == Kind::TorchGloo && alike(other);
+        let is_mpi = |kind: &Kind| matches!(kind, Kind::OpenMpi | Kind::IntelMpi);
+        let mpi = |other: &Series| is_mpi(&other.kind) && alike(other);
+        let (gloo, mpi) = (self.best(bytes, gloo), self.best(bytes, mpi));
         [gloo, mpi].map(|theirs| {
             let ours = matches!(series.kind, Kind::Own(_)).then_some(series)?;
             Some(theirs?.over(ours, bytes)?.median)
@@ -127,8 +153,19 @@ impl Comparison {
     /// What a backend of ours takes over its library without us.
     fn over_bare(&self, series: &Series, bytes: usize) -> Option<Estimate> {
         let bare = series.kind.bare()?;
-        let bare = self.series.iter().find(|other| other.kind == bare)?;
-        series.over(bare, bytes)
+        let alike = |other: &&Series| other.kind == bare && other.dtype == series.dtype;
+        series.over(self.series.iter().find(alike)?, bytes)
+    }
+
+    /// What it takes over as many bytes of f32.
+    fn over_f32(&self, series: &Series, bytes: usize) -> Option<Estimate> {
+        let alike = |other: &&Series| {
+            other.kind == series.kind
+                && other.memory == series.memory
+                && other.dtype == Dtype::F32
+                && series.dtype != Dtype::F32
+        };
+        series.over(self.series.iter().find(alike)?, bytes)
     }
 
     /// How far apart the processors were: median, least, most.
@@ -190,7 +227,7 @@ impl Comparison {
         line.insert("bench".into(), json!("allreduce"));
         line.insert("backend".into(), json!(series.kind.name()));
         line.insert("ranks".into(), json!(self.ranks));
-        line.insert("dtype".into(), json!(self.dtype.name()));
+        line.insert("dtype".into(), json!(series.dtype.name()));
         line.insert(
             "registered".into(),
             json!(series.memory == Memory::Registered),
@@ -226,10 +263,15 @@ impl Comparison {
                 put(&format!("speedup_over_{name}"), json!(ratio));
             }
         }
-        if let Some(ratio) = self.over_bare(series, bytes) {
-            let Estimate { median, low, high } = ratio;
-            put("time_over_bare", json!(median));
-            put("time_over_bare_95", json!([low, high]));
+        let others = [
+            ("bare", self.over_bare(series, bytes)),
+            ("f32", self.over_f32(series, bytes)),
+        ];
+        for (name, ratio) in others {
+            if let Some(Estimate { median, low, high }) = ratio {
+                put(&format!("time_over_{name}"), json!(median));
+                put(&format!("time_over_{name}_95"), json!([low, high]));
+            }
         }
         Value::Object(line)
     }
@@ -241,11 +283,7 @@ impl Comparison {
             (None, true) => "pinned".to_owned(),
             (None, false) => "more than processors".to_owned(),
         };
-        let mut head = format!(
-            "{} ranks ({place}), sum of {}",
-            self.ranks,
-            self.dtype.name()
-        );
+        let mut head = format!("{} ranks ({place}), sum of {}", self.ranks, self.dtypes());
         if let Some([median, least, most]) = self.distance_ns() {
             head += &format!(
                 "; from one processor to another and back a word takes {median:.0} ns \
@@ -290,12 +328,18 @@ impl Comparison {
         }
         for series in self.contestants() {
             for &bytes in &self.sizes {
-                if let Some(Estimate { median, low, high }) = self.over_bare(series, bytes) {
-                    rows.push(format!(
-                        "{} takes {median:.3} times what its library takes for {bytes} bytes \
-                         (95 %: {low:.3} to {high:.3})",
-                        series.label()
-                    ));
+                let others = [
+                    ("its library takes for", self.over_bare(series, bytes)),
+                    ("f32 takes for as many as", self.over_f32(series, bytes)),
+                ];
+                for (what, ratio) in others {
+                    if let Some(Estimate { median, low, high }) = ratio {
+                        rows.push(format!(
+                            "{} takes {median:.3} times what {what} {bytes} bytes \
+                             (95 %: {low:.3} to {high:.3})",
+                            series.label()
+                        ));
+                    }
                 }
             }
         }
@@ -333,7 +377,7 @@ mod tests {
     use super::*;
 
     fn series(kind: Kind, memory: Memory, p50s: &[f64]) -> Series {
-        let mut series = Series::new(kind, memory, 0, None);
+        let mut series = Series::new(kind, memory, Dtype::F32, 0, None);
         let window = Window::new(1 << 20, Dtype::F32, memory, false);
         p50s.iter()
             .for_each(|&p50| series.record(&window, p50, p50 / 2.0, 0));
@@ -343,7 +387,6 @@ mod tests {
     fn comparison(series: Vec<Series>) -> Comparison {
         Comparison {
             ranks: 2,
-            dtype: Dtype::F32,
             pinned: true,
             hosts: None,
             sizes: vec![1 << 20],
@@ -386,11 +429,41 @@ mod tests {
     }
 
     #[test]
+    fn types_are_compared_with_f32_and_with_others_of_their_own() {
+        let bf16 = |series: Series| Series {
+            dtype: Dtype::Bf16,
+            ..series
+        };
+        let all = comparison(vec![
+            native(&[10.0, 90.0, 12.0]),
+            bf16(native(&[15.0, 135.0, 18.0])),
+            series(Kind::OpenMpi, Memory::Plain, &[30.0, 270.0, 36.0]),
+            bf16(series(Kind::TorchGloo, Memory::Plain, &[60.0, 540.0, 72.0])),
+        ]);
+        let lines = all.json_lines();
+        assert_eq!(lines[1]["dtype"], "bf16");
+        assert_eq!(lines[1]["time_over_f32"], 1.5);
+        assert_eq!(lines[1]["speedup_over_gloo"], 4.0);
+        assert!(lines[1].get("speedup_over_mpi").is_none());
+        assert_eq!(lines[0]["speedup_over_mpi"], 3.0);
+        assert!(lines[0].get("speedup_over_gloo").is_none());
+        assert!(lines[0].get("time_over_f32").is_none());
+        let table = all.table();
+        assert!(table[0].contains("sum of f32 and bf16"), "{}", table[0]);
+        let compared = table.iter().find(|row| row.contains("f32 takes"));
+        let compared = compared.expect("a row compares the types");
+        assert!(
+            compared.starts_with("native (bf16) takes 1.500 times"),
+            "{compared}"
+        );
+    }
+
+    #[test]
     fn who_is_missing_is_named_with_the_reason_and_fails_nothing() {
         let missing = Some("no mpicc".to_owned());
         let all = comparison(vec![
             native(&[1.0]),
-            Series::new(Kind::OpenMpi, Memory::Plain, 1, missing),
+            Series::new(Kind::OpenMpi, Memory::Plain, Dtype::F32, 1, missing),
         ]);
         let line = &all.json_lines()[1];
         assert_eq!(line["backend"], "openmpi");

@@ -10,6 +10,16 @@ use crate::Failure;
 const WIDTH: u32 = 800;
 const HEIGHT: u32 = 480;
 
+/// Whether the file can be made, before anything is measured for it.
+pub(crate) fn check(file: &Path) -> Result<(), Failure> {
+    let made = std::fs::OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(file);
+    made.map_err(|err| format!("{}: {err}", file.display()))?;
+    Ok(())
+}
+
 pub(crate) fn draw(file: &Path, comparisons: &[Comparison]) -> Result<(), Failure> {
     let size = (WIDTH, HEIGHT * comparisons.len() as u32);
     let root = SVGBackend::new(file, size).into_drawing_area();
@@ -45,7 +55,7 @@ fn draw_one(area: &Area<'_>, comparison: &Comparison) -> Result<(), Failure> {
     let title = format!(
         "all-reduce of {} ranks, {}",
         comparison.ranks,
-        comparison.dtype.name()
+        comparison.dtypes()
     );
     let mut chart = ChartBuilder::on(area)
         .caption(title, ("sans-serif", 20))
