@@ -174,7 +174,7 @@ where
 
 /// Asks for `bytes` of every far source.
 #[inline(always)]
-fn ask(job: &Job<'_>, from: usize, bytes: usize, ahead: Ahead) {
+pub(super) fn ask(job: &Job<'_>, from: usize, bytes: usize, ahead: Ahead) {
     for source in job.sources.iter().filter(|source| source.far) {
         let from = source.ptr.wrapping_add(from);
         match ahead.nearest {

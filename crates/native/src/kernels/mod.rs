@@ -24,6 +24,8 @@ mod blocks;
 mod copy;
 mod element;
 pub(crate) mod hint;
+#[cfg(target_arch = "x86_64")]
+mod lanes;
 #[cfg(test)]
 mod tests;
 
@@ -354,13 +356,14 @@ unsafe fn dispatch(kernels: Kernels, op: ReduceOp, dtype: DType, ends: Ends, mut
             }
             #[cfg(target_arch = "x86_64")]
             Kernels::Avx2 => {
-                use avx2::{EvenOdd, run, run_lanes};
+                use avx2::{run, run_lanes};
+                use lanes::EvenOdd;
                 loops!(op, dtype, ends, &job, run, run_lanes, run_lanes, EvenOdd)
             }
             #[cfg(target_arch = "x86_64")]
             Kernels::Avx512(_) => {
-                use avx2::{EvenOdd, run_lanes};
-                use avx512::run;
+                use avx512::{run, run_lanes};
+                use lanes::EvenOdd;
                 loops!(op, dtype, ends, &job, run, run, run_lanes, EvenOdd)
             }
         }
