@@ -41,51 +41,13 @@ where
     unsafe { lanes::run::<__m256, I, O, P>(job) }
 }
 
-// SAFETY, of all blocks: the caller's.
-impl Vector for __m256 {
-    const LEN: usize = 8;
-
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> Self {
-        // SAFETY: as above.
-        unsafe { _mm256_set1_ps(value) }
-    }
-
-    #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        // SAFETY: as above.
-        unsafe { _mm256_add_ps(self, other) }
-    }
-
-    #[inline(always)]
-    unsafe fn mul(self, other: Self) -> Self {
-        // SAFETY: as above.
-        unsafe { _mm256_mul_ps(self, other) }
-    }
-
-    #[inline(always)]
-    unsafe fn div(self, other: Self) -> Self {
-        // SAFETY: as above.
-        unsafe { _mm256_div_ps(self, other) }
-    }
-
-    #[inline(always)]
-    unsafe fn lower(self, other: Self) -> Self {
-        // SAFETY: as above.
-        unsafe {
-            let below = _mm256_cmp_ps::<_CMP_LE_OQ>(self, other);
-            first_if_nan_or(below, self, other)
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn higher(self, other: Self) -> Self {
-        // SAFETY: as above.
-        unsafe {
-            let above = _mm256_cmp_ps::<_CMP_GE_OQ>(self, other);
-            first_if_nan_or(above, self, other)
-        }
-    }
+lanes::vector! { __m256, 8;
+    splat: |value: f32| _mm256_set1_ps(value);
+    add: |a: Self, b: Self| _mm256_add_ps(a, b);
+    mul: |a: Self, b: Self| _mm256_mul_ps(a, b);
+    div: |a: Self, b: Self| _mm256_div_ps(a, b);
+    lower: |a: Self, b: Self| first_if_nan_or(_mm256_cmp_ps::<_CMP_LE_OQ>(a, b), a, b);
+    higher: |a: Self, b: Self| first_if_nan_or(_mm256_cmp_ps::<_CMP_GE_OQ>(a, b), a, b);
 }
 
 /// `a` where it is a NaN or `mask` is set, otherwise `b`.

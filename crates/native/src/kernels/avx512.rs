@@ -50,51 +50,13 @@ where
     unsafe { lanes::run::<__m512, I, O, P>(job) }
 }
 
-// SAFETY, of all blocks: the caller's.
-impl Vector for __m512 {
-    const LEN: usize = 16;
-
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> Self {
-        // SAFETY: as above.
-        unsafe { _mm512_set1_ps(value) }
-    }
-
-    #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        // SAFETY: as above.
-        unsafe { _mm512_add_ps(self, other) }
-    }
-
-    #[inline(always)]
-    unsafe fn mul(self, other: Self) -> Self {
-        // SAFETY: as above.
-        unsafe { _mm512_mul_ps(self, other) }
-    }
-
-    #[inline(always)]
-    unsafe fn div(self, other: Self) -> Self {
-        // SAFETY: as above.
-        unsafe { _mm512_div_ps(self, other) }
-    }
-
-    #[inline(always)]
-    unsafe fn lower(self, other: Self) -> Self {
-        // SAFETY: as above.
-        unsafe {
-            let below = _mm512_cmp_ps_mask::<_CMP_LE_OQ>(self, other);
-            _mm512_mask_blend_ps(below | nans(self), other, self)
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn higher(self, other: Self) -> Self {
-        // SAFETY: as above.
-        unsafe {
-            let above = _mm512_cmp_ps_mask::<_CMP_GE_OQ>(self, other);
-            _mm512_mask_blend_ps(above | nans(self), other, self)
-        }
-    }
+lanes::vector! { __m512, 16;
+    splat: |value: f32| _mm512_set1_ps(value);
+    add: |a: Self, b: Self| _mm512_add_ps(a, b);
+    mul: |a: Self, b: Self| _mm512_mul_ps(a, b);
+    div: |a: Self, b: Self| _mm512_div_ps(a, b);
+    lower: |a: Self, b: Self| first_if_nan_or(_mm512_cmp_ps_mask::<_CMP_LE_OQ>(a, b), a, b);
+    higher: |a: Self, b: Self| first_if_nan_or(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(a, b), a, b);
 }
 
 lanes::lanes! { __m512;
@@ -161,6 +123,17 @@ const TOGETHER: [[i32; 16]; 2] = [
     [0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23],
     [8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31],
 ];
+
+/// `a` where it is a NaN or `mask` is set, otherwise `b`.
+///
+/// # Safety
+///
+/// The processor has AVX-512.
+#[inline(always)]
+unsafe fn first_if_nan_or(mask: __mmask16, a: __m512, b: __m512) -> __m512 {
+    // SAFETY: the caller's.
+    unsafe { _mm512_mask_blend_ps(mask | nans(a), b, a) }
+}
 
 /// Which elements are NaNs.
 ///

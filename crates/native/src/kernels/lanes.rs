@@ -17,14 +17,33 @@ pub(super) trait Vector: Copy {
     /// How many.
     const LEN: usize;
     unsafe fn splat(value: f32) -> Self;
-    unsafe fn add(self, other: Self) -> Self;
-    unsafe fn mul(self, other: Self) -> Self;
-    unsafe fn div(self, other: Self) -> Self;
-    /// This one where it is a NaN or not above the other, otherwise the other.
-    unsafe fn lower(self, other: Self) -> Self;
-    /// This one where it is a NaN or not below the other, otherwise the other.
-    unsafe fn higher(self, other: Self) -> Self;
+    unsafe fn add(a: Self, b: Self) -> Self;
+    unsafe fn mul(a: Self, b: Self) -> Self;
+    unsafe fn div(a: Self, b: Self) -> Self;
+    /// The first where it is a NaN or not above the second, otherwise the second.
+    unsafe fn lower(a: Self, b: Self) -> Self;
+    /// The first where it is a NaN or not below the second, otherwise the second.
+    unsafe fn higher(a: Self, b: Self) -> Self;
 }
+
+/// Implements [`Vector`] by expressions.
+macro_rules! vector {
+    ($vector:ty, $len:literal; $($function:ident: |$($arg:ident: $type:ty),*| $body:expr;)*) => {
+        impl Vector for $vector {
+            const LEN: usize = $len;
+
+            $(
+                #[inline(always)]
+                unsafe fn $function($($arg: $type),*) -> Self {
+                    // SAFETY: the caller's.
+                    unsafe { $body }
+                }
+            )*
+        }
+    };
+}
+
+pub(super) use vector;
 
 /// Two vectors, widened, in the order in which the element type is fastest.
 pub(super) type Pair<V> = [V; 2];
@@ -139,24 +158,24 @@ macro_rules! lane_operators {
 
 lane_operators! {
     Sum {
-        combine_lanes: |a, b: V| a.add(b);
+        combine_lanes: |a, b: V| V::add(a, b);
     }
     PremulSum {
-        enter_lanes: |elements, factor: f64| elements.mul(V::splat(factor as f32));
-        combine_lanes: |a, b: V| a.add(b);
+        enter_lanes: |elements, factor: f64| V::mul(elements, V::splat(factor as f32));
+        combine_lanes: |a, b: V| V::add(a, b);
     }
     Avg {
-        combine_lanes: |a, b: V| a.add(b);
-        leave_lanes: |all, ranks: usize| all.div(V::splat(ranks as f32));
+        combine_lanes: |a, b: V| V::add(a, b);
+        leave_lanes: |all, ranks: usize| V::div(all, V::splat(ranks as f32));
     }
     Product {
-        combine_lanes: |a, b: V| a.mul(b);
+        combine_lanes: |a, b: V| V::mul(a, b);
     }
     Min {
-        combine_lanes: |a, b: V| a.lower(b);
+        combine_lanes: |a, b: V| V::lower(a, b);
     }
     Max {
-        combine_lanes: |a, b: V| a.higher(b);
+        combine_lanes: |a, b: V| V::higher(a, b);
     }
 }
 
