@@ -134,6 +134,7 @@ mod tests {
     use super::*;
     use crate::host::bell::Belfry;
     use crate::host::control::{Control, Counter, JOINED};
+    use crate::host::descriptor::{Descriptor, Place};
     use crate::host::local::{Current, Seat};
     use crate::kernels::Kernels;
     use crate::maps::Maps;
@@ -208,6 +209,41 @@ mod tests {
             third_is_done(&local);
             settled.join().unwrap().unwrap();
         });
+    }
+
+    /// A stopped rank goes on after its peers have given it up: all that it needs of them is there.
+    #[test]
+    fn a_call_issued_after_the_group_broke_fails_whatever_peers_had_announced() {
+        for broken in [false, true] {
+            let (local, turn) = (first_of_three(), turn());
+            let memory = Arc::new(Segment::create(1 << 20).unwrap());
+            (0..3).for_each(|rank| local.seat.maps.add(rank, 0, Arc::clone(&memory)));
+            let buf = local.seat.arenas.allocate(DType::F32, 1 << 14).unwrap();
+            let call = Call::AllReduce {
+                buf,
+                op: ReduceOp::Sum,
+            };
+            let theirs = Descriptor::new(&call, Place::Shared, 1);
+            for rank in [1, 2] {
+                let offset = rank << 17;
+                local
+                    .control
+                    .describe(rank, 0, &theirs.shared_at(0, offset));
+                local.control.slot(rank, 0).store(1, Ordering::Release);
+            }
+            local
+                .control
+                .abort()
+                .store(3 * u32::from(broken), Ordering::Release);
+            assert_eq!(local.quick(&call, turn.seq), !broken);
+            let announced = local.control.slot(0, 0).load(Ordering::Acquire) == 1;
+            assert_eq!(announced, !broken);
+            if broken {
+                let as_it_is = |call| Ok((call, None));
+                let ran = local.run_each(call, &turn, as_it_is, |_, _| unreachable!());
+                assert_eq!(ran.unwrap_err().kind(), ErrorKind::Aborted);
+            }
+        }
     }
 
     #[test]

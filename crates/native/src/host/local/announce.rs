@@ -19,7 +19,7 @@ impl Local {
         }
         let ops = (0..).map(|i| first_op.wrapping_add(i));
         for (joined, op) in self.operations(calls).zip(ops) {
-            if self.numbers.posted() != op || !self.slot_is_free(op) {
+            if self.numbers.posted() != op || !self.may_post(op) {
                 return;
             }
             self.post(&mut books, joined, seq, op, calls.len());
@@ -55,7 +55,7 @@ impl Local {
         };
         let fits = bytes <= SMALL_REDUCTION || block.is_some();
         let is_next = self.numbers.posted() == op && !self.spans_hosts();
-        if !fits || !is_next || !self.slot_is_free(op) {
+        if !fits || !is_next || !self.may_post(op) {
             self.announce(call, seq);
             return false;
         }
@@ -151,6 +151,13 @@ impl Local {
     pub(super) fn all_announced_soon(&self, op: u32) -> bool {
         let mut peers = self.peers();
         peers.all(|rank| self.patience.quickly(|| self.has_announced(rank, op)))
+    }
+
+    /// Whether the peers may be told of an operation now. Never when the group is broken: they may have
+    /// announced it, given it up and failed, and it must not succeed here alone, with nothing but what
+    /// they announced.
+    fn may_post(&self, op: u32) -> bool {
+        !self.is_broken() && self.slot_is_free(op)
     }
 
     pub(super) fn slot_is_free(&self, op: u32) -> bool {

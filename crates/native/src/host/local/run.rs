@@ -127,6 +127,7 @@ impl Local {
             if self.numbers.posted() != op {
                 return Ok(());
             }
+            self.check_unbroken()?;
             if self.slot_is_free(op) {
                 self.post(&mut books, calls, current.turn.seq, op, batch);
                 return Ok(());
@@ -136,10 +137,19 @@ impl Local {
         for rank in self.peers() {
             self.await_counter(current, rank, Counter::Done, needed)?;
         }
+        self.check_unbroken()?;
         let mut books = self.books.lock();
         self.numbers.set_all_done(needed);
         self.post(&mut books, calls, current.turn.seq, op, batch);
         Ok(())
+    }
+
+    /// Nothing is announced to a group that is broken, see `may_post`.
+    fn check_unbroken(&self) -> Result<()> {
+        match self.is_broken() {
+            true => Err(self.cause()),
+            false => Ok(()),
+        }
     }
 
     /// Waits until everybody has announced the operation.
