@@ -160,12 +160,16 @@ impl Error {
     }
 
     /// The same error with what `place` knows filled in where nothing was known.
+    ///
+    /// But not who is at the other end of a call on a broken group: whoever broke it is at fault, and
+    /// in the cause.
     pub fn at(self, place: Place) -> Self {
         let own = self.0.place.clone();
+        let other_end = place.peer.filter(|_| self.0.kind != ErrorKind::Broken);
         let place = Place {
             group: own.group.or(place.group),
             rank: own.rank.or(place.rank),
-            peer: own.peer.or(place.peer),
+            peer: own.peer.or(other_end),
             call: own.call.or(place.call),
             action: own.action.or(place.action),
             seq: own.seq.or(place.seq),
@@ -181,10 +185,13 @@ impl Error {
 
     /// The same error, blaming `peer`.
     pub fn from_peer(self, peer: usize) -> Self {
-        self.at(Place {
-            peer: Some(peer),
-            ..Place::default()
-        })
+        let own = self.0.place.clone();
+        let place = Place {
+            peer: own.peer.or(Some(peer)),
+            ..own
+        };
+        let (message, cause) = (self.0.message.clone(), self.0.cause.clone());
+        Self::build(self.0.kind, place, message, cause)
     }
 
     /// The same error as that of an action of several calls, for example `shutdown`.
@@ -340,6 +347,23 @@ mod tests {
         assert_eq!(text.matches("rank 1").count(), 1, "{text}");
         let other = Error::new(ErrorKind::PeerLost, "rank 12 is gone").from_peer(1);
         assert!(other.to_string().ends_with("(peer: rank 1)"), "{other}");
+    }
+
+    #[test]
+    fn the_other_end_of_a_call_is_not_at_fault_for_what_broke_the_group() {
+        let recv = Place {
+            call: Some(CallKind::Recv),
+            peer: Some(1),
+            ..Place::of_group("world", 0)
+        };
+        let lost = Error::new(ErrorKind::PeerLost, "rank 2 is lost").from_peer(2);
+        let broken = Error::broken_by(&lost).at(recv.clone());
+        assert_eq!(broken.peer(), Some(2), "{broken}");
+        assert!(!broken.to_string().contains("rank 1"), "{broken}");
+        let aborted = Error::new(ErrorKind::Aborted, "enough");
+        assert_eq!(Error::broken_by(&aborted).at(recv.clone()).peer(), None);
+        let late = Error::new(ErrorKind::Timeout, "nothing came").at(recv);
+        assert_eq!(late.peer(), Some(1), "{late}");
     }
 
     #[test]
