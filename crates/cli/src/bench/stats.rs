@@ -19,17 +19,17 @@ pub(crate) fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// A median with the interval that holds it nineteen times out of twenty.
+/// A median with the interval that holds it nineteen times out of twenty. Fewer than six values give
+/// none.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Estimate {
     pub(crate) median: f64,
-    pub(crate) low: f64,
-    pub(crate) high: f64,
+    pub(crate) interval: Option<[f64; 2]>,
 }
 
 impl Estimate {
     /// From independent values, whatever their distribution: by the number of them on each side,
-    /// which is as for the throws of a coin. Of fewer than six values all of them are the interval.
+    /// which is as for the throws of a coin.
     pub(crate) fn of(values: &[f64]) -> Option<Self> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -42,11 +42,10 @@ impl Estimate {
             term *= (count - cut) as f64 / (cut + 1) as f64;
             cut += 1;
         }
-        let cut = cut.saturating_sub(1);
+        let cut = cut.checked_sub(1);
         Some(Self {
             median: median(&sorted),
-            low: sorted[cut],
-            high: sorted[last - cut],
+            interval: cut.map(|cut| [sorted[cut], sorted[last - cut]]),
         })
     }
 }
@@ -73,12 +72,13 @@ mod tests {
     #[test]
     fn intervals_are_those_of_the_sign_test() {
         let values = |count: u32| (1..=count).map(f64::from).collect::<Vec<_>>();
-        let interval = |count| Estimate::of(&values(count)).map(|e| (e.low, e.high));
+        let interval = |count| Estimate::of(&values(count)).map(|e| e.interval);
         // From tables: 15 values, the 4th and the 12th; 6 values, the first and the last.
-        assert_eq!(interval(15), Some((4.0, 12.0)));
-        assert_eq!(interval(9), Some((2.0, 8.0)));
-        assert_eq!(interval(6), Some((1.0, 6.0)));
-        assert_eq!(interval(3), Some((1.0, 3.0)));
+        assert_eq!(interval(15), Some(Some([4.0, 12.0])));
+        assert_eq!(interval(9), Some(Some([2.0, 8.0])));
+        assert_eq!(interval(6), Some(Some([1.0, 6.0])));
+        assert_eq!(interval(5), Some(None));
+        assert_eq!(interval(1), Some(None));
         assert_eq!(interval(0), None);
     }
 

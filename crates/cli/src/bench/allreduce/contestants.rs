@@ -49,7 +49,10 @@ impl Kind {
     pub(crate) fn parse(names: &[String]) -> Result<Vec<Self>, Failure> {
         let known = phalanx::backends();
         let mut kinds = Vec::new();
-        for name in names {
+        for (at, name) in names.iter().enumerate() {
+            if names[..at].contains(name) {
+                continue;
+            }
             match name.as_str() {
                 "torch-gloo" => kinds.push(Self::TorchGloo),
                 "libgloo" => kinds.push(Self::LibGloo),

@@ -17,7 +17,7 @@ use super::namespaces::Namespaces;
 use super::stats::percentile;
 use crate::Failure;
 use contestants::{Kind, Launcher};
-use report::{Comparison, Series};
+use report::{Comparison, Series, count_ranks};
 use window::{Answer, Dtype, Memory, Task, Window};
 use world::World;
 
@@ -28,7 +28,7 @@ use world::World;
 /// what the additions, loads and stores alone take.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// How many processes.
+    /// How many processes; like other lists, separated by commas.
     #[arg(long, value_delimiter = ',', default_values_t = [2, 4, 8], value_parser = parse_ranks)]
     ranks: Vec<usize>,
     /// Backends of ours by name; to compare with: `torch-gloo` (PyTorch's), `libgloo`, `openmpi`
@@ -40,7 +40,7 @@ pub(crate) struct Args {
         value_name = "NAME"
     )]
     backends: Vec<String>,
-    /// Bytes to sum.
+    /// Bytes to sum: multiples of 4, up to 1073741824.
     #[arg(long, value_delimiter = ',', value_parser = parse_bytes,
           default_values_t = [4, 1024, 65_536, 1_048_576, 16_777_216, 67_108_864])]
     sizes: Vec<usize>,
@@ -118,7 +118,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     let launcher = Launcher::new(python(args.torch.clone()))?;
     let mut comparisons = Vec::new();
-    for &ranks in &args.ranks {
+    for ranks in once_each(&args.ranks) {
         let comparison = compare(args, &launcher, &kinds, ranks)?;
         let lines = match args.json {
             true => comparison
@@ -131,7 +131,12 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         lines.iter().for_each(|line| println!("{line}"));
         comparisons.push(comparison);
     }
-    if let Some(file) = &args.svg {
+    let measured = |comparison: &Comparison| comparison.has_figures();
+    if let Some(file) = args
+        .svg
+        .as_ref()
+        .filter(|_| comparisons.iter().any(measured))
+    {
         svg::draw(file, &comparisons)?;
     }
     let problems: Vec<_> = comparisons.iter().flat_map(Comparison::problems).collect();
@@ -167,7 +172,7 @@ fn compare(
     let (sizes, dtypes) = (once_each(&args.sizes), once_each(&args.dtypes));
     let (mut worlds, mut series) = (Vec::new(), Vec::new());
     for kind in kinds.iter().chain([&Kind::Roof]) {
-        eprintln!("{ranks} ranks: starting {}", kind.name());
+        eprintln!("{}: starting {}", count_ranks(ranks), kind.name());
         let dtypes = match kind {
             // Of as many bytes, whatever they are.
             Kind::Roof => &[Dtype::F32],
@@ -199,7 +204,8 @@ fn compare(
     let pinned = launcher.pinned(ranks).is_some();
     let mut distances_ns = Vec::new();
     for round in 0..args.rounds {
-        eprintln!("{ranks} ranks: round {} of {}", round + 1, args.rounds);
+        let (world, rounds) = (count_ranks(ranks), args.rounds);
+        eprintln!("{world}: round {} of {rounds}", round + 1);
         for &bytes in &sizes {
             distances_ns.extend(launcher.neighbours().and_then(distance::round_trip_ns));
             let mut order: Vec<&mut Series> = series.iter_mut().collect();

@@ -182,9 +182,17 @@ impl Comparison {
             .filter(|series| series.kind != Kind::Roof)
     }
 
+    /// Whether anybody but the roof was measured.
+    pub(crate) fn has_figures(&self) -> bool {
+        self.contestants().any(|series| !series.cells.is_empty())
+    }
+
     /// What makes the run fail. A competitor that is not there does not.
     pub(crate) fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
+        if !self.has_figures() {
+            problems.push(format!("nothing of {}", count_ranks(self.ranks)));
+        }
         for series in &self.series {
             let of_own = series
                 .missing
@@ -192,11 +200,8 @@ impl Comparison {
                 .filter(|_| matches!(series.kind, Kind::Own(_)));
             let wrong = self.sizes.iter().filter_map(|&bytes| series.problem(bytes));
             for problem in wrong.chain(of_own).chain(series.failed.clone()) {
-                problems.push(format!(
-                    "{} of {} ranks: {problem}",
-                    series.label(),
-                    self.ranks
-                ));
+                let ranks = count_ranks(self.ranks);
+                problems.push(format!("{} of {ranks}: {problem}", series.label()));
             }
         }
         problems
@@ -268,9 +273,9 @@ impl Comparison {
             ("f32", self.over_f32(series, bytes)),
         ];
         for (name, ratio) in others {
-            if let Some(Estimate { median, low, high }) = ratio {
+            if let Some(Estimate { median, interval }) = ratio {
                 put(&format!("time_over_{name}"), json!(median));
-                put(&format!("time_over_{name}_95"), json!([low, high]));
+                put(&format!("time_over_{name}_95"), json!(interval));
             }
         }
         Value::Object(line)
@@ -283,7 +288,8 @@ impl Comparison {
             (None, true) => "pinned".to_owned(),
             (None, false) => "more than processors".to_owned(),
         };
-        let mut head = format!("{} ranks ({place}), sum of {}", self.ranks, self.dtypes());
+        let ranks = count_ranks(self.ranks);
+        let mut head = format!("{ranks} ({place}), sum of {}", self.dtypes());
         if let Some([median, least, most]) = self.distance_ns() {
             head += &format!(
                 "; from one processor to another and back a word takes {median:.0} ns \
@@ -333,13 +339,16 @@ impl Comparison {
                     ("f32 takes for as many as", self.over_f32(series, bytes)),
                 ];
                 for (what, ratio) in others {
-                    if let Some(Estimate { median, low, high }) = ratio {
-                        rows.push(format!(
-                            "{} takes {median:.3} times what {what} {bytes} bytes \
-                             (95 %: {low:.3} to {high:.3})",
-                            series.label()
-                        ));
-                    }
+                    let Some(Estimate { median, interval }) = ratio else {
+                        continue;
+                    };
+                    let interval = interval.map_or_else(String::new, |[low, high]| {
+                        format!(" (95 %: {low:.3} to {high:.3})")
+                    });
+                    rows.push(format!(
+                        "{} takes {median:.3} times what {what} {bytes} bytes{interval}",
+                        series.label()
+                    ));
                 }
             }
         }
@@ -360,8 +369,13 @@ impl Comparison {
 
 fn row([bytes, backend, p50, min, gloo, mpi, roof]: [&str; 7]) -> String {
     format!(
-        "| {bytes:>10} | {backend:<18} | {p50:>10} | {min:>10} | {gloo:>9} | {mpi:>9} | {roof:>9} |"
+        "| {bytes:>10} | {backend:<19} | {p50:>10} | {min:>10} | {gloo:>9} | {mpi:>9} | {roof:>9} |"
     )
+}
+
+pub(crate) fn count_ranks(ranks: usize) -> String {
+    let plural = if ranks == 1 { "" } else { "s" };
+    format!("{ranks} rank{plural}")
 }
 
 fn show(value: Option<f64>) -> String {
@@ -443,6 +457,7 @@ mod tests {
         let lines = all.json_lines();
         assert_eq!(lines[1]["dtype"], "bf16");
         assert_eq!(lines[1]["time_over_f32"], 1.5);
+        assert!(lines[1]["time_over_f32_95"].is_null(), "three rounds");
         assert_eq!(lines[1]["speedup_over_gloo"], 4.0);
         assert!(lines[1].get("speedup_over_mpi").is_none());
         assert_eq!(lines[0]["speedup_over_mpi"], 3.0);
@@ -474,6 +489,16 @@ mod tests {
                 .contains(&"openmpi is missing: no mpicc".to_owned())
         );
         assert!(all.problems().is_empty());
+    }
+
+    #[test]
+    fn measuring_nothing_fails_the_run() {
+        let missing = Some("no mpicc".to_owned());
+        let all = comparison(vec![
+            Series::new(Kind::OpenMpi, Memory::Plain, Dtype::F32, 0, missing),
+            series(Kind::Roof, Memory::Plain, &[1.0]),
+        ]);
+        assert_eq!(all.problems(), ["nothing of 2 ranks"]);
     }
 
     #[test]
