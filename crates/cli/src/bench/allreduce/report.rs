@@ -138,7 +138,7 @@ impl Comparison {
     }
 
     /// How many times as long PyTorch's gloo and the better of the MPIs take.
-    fn ratios(&self, series: &Series, bytes: usize) -> [Option<f64>; 2] {
+    fn ratios(&self, series: &Series, bytes: usize) -> [Option<Estimate>; 2] {
         let alike = |other: &Series| other.dtype == series.dtype;
         let gloo = |other: &Series| other.kind == Kind::TorchGloo && alike(other);
         let is_mpi = |kind: &Kind| matches!(kind, Kind::OpenMpi | Kind::IntelMpi);
@@ -146,7 +146,7 @@ impl Comparison {
         let (gloo, mpi) = (self.best(bytes, gloo), self.best(bytes, mpi));
         [gloo, mpi].map(|theirs| {
             let ours = matches!(series.kind, Kind::Own(_)).then_some(series)?;
-            Some(theirs?.over(ours, bytes)?.median)
+            theirs?.over(ours, bytes)
         })
     }
 
@@ -264,8 +264,9 @@ impl Comparison {
         put("time_over_roof", json!(self.over_roof(series, bytes)));
         put("verified", json!(cell.wrong == 0));
         for (name, ratio) in ["gloo", "mpi"].iter().zip(self.ratios(series, bytes)) {
-            if let Some(ratio) = ratio {
-                put(&format!("speedup_over_{name}"), json!(ratio));
+            if let Some(Estimate { median, interval }) = ratio {
+                put(&format!("speedup_over_{name}"), json!(median));
+                put(&format!("speedup_over_{name}_95"), json!(interval));
             }
         }
         let others = [
@@ -319,7 +320,8 @@ impl Comparison {
                     .iter()
                     .copied()
                     .fold(f64::INFINITY, f64::min);
-                let [gloo, mpi] = self.ratios(series, bytes).map(show);
+                let median = |ratio: Option<Estimate>| show(ratio.map(|ratio| ratio.median));
+                let [gloo, mpi] = self.ratios(series, bytes).map(median);
                 let over_roof = self.over_roof(series, bytes);
                 rows.push(row([
                     &bytes.to_string(),
