@@ -125,9 +125,10 @@ impl Ahead {
         nearest: true,
     };
     /// AMD's can have few lines on their way to the nearest cache at a time, and the loop itself needs
-    /// those. Two ranks on an EPYC took 64 KiB in a fiftieth less time with their processors beside each
-    /// other and in a fifth less with nothing in common; 4 KiB were better there, and worse on a busy
-    /// host. Into the nearest cache it cost time at any distance.
+    /// those; into the nearest cache it cost time at any distance. Two ranks on an EPYC took 64 KiB in a
+    /// fifth less time with processors that have nothing in common and in a tenth less on a busy host.
+    /// Beside each other and quiet they took a thirtieth less, or a tenth more: which of the two, lasts
+    /// for seconds at any distance, and was not traced. 4 KiB were better apart, and worse on a busy host.
     const AMD: Self = Self {
         bytes: 3072,
         nearest: false,
