@@ -9,7 +9,7 @@ use phalanx_pg::{DType, ReduceOp};
 #[path = "../src/kernels/mod.rs"]
 mod kernels;
 
-use kernels::{Kernels, Source};
+use kernels::{Dests, Kernels, Source};
 
 const SIZES: [usize; 4] = [64 << 10, 1 << 20, 16 << 20, 64 << 20];
 
@@ -49,22 +49,16 @@ fn row(name: &str, gb_per_s: impl Fn(usize) -> f64) {
 
 fn in_place(kernels: Kernels, op: ReduceOp, dtype: DType, ranks: usize, bytes: usize) -> f64 {
     let mut memory: Vec<_> = (0..ranks).map(|_| vec![0u64; bytes / 8]).collect();
-    let dests: Vec<_> = memory
-        .iter_mut()
-        .map(|m| m.as_mut_ptr().cast::<u8>())
-        .collect();
-    let sources: Vec<_> = dests
-        .iter()
-        .map(|&ptr| Source {
-            ptr,
-            factor: 1.0,
-            far: false,
-        })
-        .collect();
+    let source = |memory: &mut Vec<u64>| Source {
+        ptr: memory.as_mut_ptr().cast(),
+        factor: 1.0,
+        far: false,
+    };
+    let sources: Vec<_> = memory.iter_mut().map(source).collect();
     let len = bytes / dtype.size();
     let seconds = shortest(bytes * ranks, || {
         // SAFETY: the memory is ours, of that length, and aligned for every type.
-        unsafe { kernels::reduce(kernels, op, dtype, &sources, &dests, len, ranks) }
+        unsafe { kernels::reduce(kernels, op, dtype, &sources, Dests::Sources, len, ranks) }
     });
     (2 * ranks * bytes) as f64 / seconds / 1e9
 }

@@ -3,7 +3,7 @@
 use phalanx_pg::{DType, ReduceOp};
 use smallvec::SmallVec;
 
-use crate::kernels::{self, Kernels, Source};
+use crate::kernels::{self, Dests, Kernels, Source};
 
 /// Makes every slice the sum of all: what an all-reduce does to elements, in one process and with
 /// nothing to wait for. `phalanx bench allreduce` takes it for the roof of its figures.
@@ -15,19 +15,17 @@ pub fn sum_into_all(slices: &mut [&mut [f32]]) {
     let len = slices.first().expect("there is a slice").len();
     let same = slices.iter().all(|slice| slice.len() == len);
     assert!(same, "slices of different lengths");
-    let starts = slices.iter_mut().map(|slice| slice.as_mut_ptr().cast());
-    let dests: SmallVec<[*mut u8; 8]> = starts.collect();
-    let source = |&ptr: &*mut u8| Source {
-        ptr,
+    let source = |slice: &mut &mut [f32]| Source {
+        ptr: slice.as_mut_ptr().cast(),
         factor: 1.0,
         far: false,
     };
-    let sources: SmallVec<[Source; 8]> = dests.iter().map(source).collect();
+    let sources: SmallVec<[Source; 8]> = slices.iter_mut().map(source).collect();
     let loops = Kernels::detect().unwrap_or(Kernels::Portable);
     let (op, dtype) = (ReduceOp::Sum, DType::F32);
     // SAFETY: the slices are borrowed for the call, are of `f32`, have `len` elements each and do not
     // overlap; each is both a source and a destination.
-    unsafe { kernels::reduce(loops, op, dtype, &sources, &dests, len, 1) }
+    unsafe { kernels::reduce(loops, op, dtype, &sources, Dests::Sources, len, 1) }
 }
 
 #[cfg(test)]

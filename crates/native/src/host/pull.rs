@@ -13,7 +13,7 @@ use super::books::reached;
 use super::control::{Counter, RING};
 use super::descriptor::Descriptor;
 use super::local::{Current, Input, Local, PerRank, payload_buffer};
-use crate::kernels::{self, Source};
+use crate::kernels::{self, Dests, Source};
 
 /// Pieces start at multiples of this: whole elements, whole cache lines.
 const PIECE_ALIGN: usize = 128;
@@ -184,7 +184,7 @@ impl Local {
                     op,
                     dtype,
                     &sources,
-                    &to,
+                    Dests::At(&to),
                     count,
                     self.seat.size,
                 )

@@ -18,7 +18,7 @@ use super::descriptor::{Descriptor, Place, factor};
 use super::joined::Row;
 use super::local::{Current, Input, Local, PerRank};
 use super::parts::Parts;
-use crate::kernels::{self, Source};
+use crate::kernels::{self, Dests, Source};
 
 /// Slices start at multiples of this many elements: at least a cache line for every type.
 const SLICE_ALIGN: usize = 128;
@@ -78,7 +78,17 @@ impl Local {
         // SAFETY: the sources are announced inputs of this length, which their ranks leave alone
         // until this one is done, and in place of the own one the buffer itself, which is the
         // operation's: a block of it is read before it is written.
-        unsafe { kernels::reduce(kernels, op, buf.dtype(), sources, &to, buf.len(), size) }
+        unsafe {
+            kernels::reduce(
+                kernels,
+                op,
+                buf.dtype(),
+                sources,
+                Dests::At(&to),
+                buf.len(),
+                size,
+            )
+        }
     }
 
     /// Asks for the beginning of the own slice of the own buffer, which may have been pushed out of the
@@ -141,17 +151,14 @@ impl Local {
         sources: &[Source],
         root: Option<usize>,
     ) {
-        let takers = match root {
-            Some(root) => &sources[root..=root],
-            None => sources,
-        };
-        let to: PerRank<*mut u8> = takers.iter().map(|taker| taker.ptr.cast_mut()).collect();
+        let only = root.map(|root| [sources[root].ptr.cast_mut()]);
+        let to = only.as_ref().map_or(Dests::Sources, |root| Dests::At(root));
         let (kernels, size) = (self.seat.kernels, self.seat.size);
         // SAFETY: the addresses are of buffers and chunks that their ranks have announced for
         // this operation and leave alone until all have done their parts, or of the own
         // buffer; each is valid for the elements named, since lengths agree. Slices of different
         // ranks do not overlap, nor do parts, and each part is taken by one.
-        unsafe { kernels::reduce(kernels, op, dtype, sources, &to, len, size) }
+        unsafe { kernels::reduce(kernels, op, dtype, sources, to, len, size) }
     }
 
     /// Where the slice of a rank of `len` elements starts and ends.
@@ -227,7 +234,7 @@ impl Local {
                 op,
                 buf.dtype(),
                 &[source],
-                &[ptr],
+                Dests::Sources,
                 buf.len(),
                 1,
             )

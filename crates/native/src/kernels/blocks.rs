@@ -7,7 +7,7 @@
 
 use super::element::{Element, Operator};
 use super::hint::{fetch, fetch_behind};
-use super::{Ahead, Job, Source};
+use super::{Ahead, Dests, Job, Source};
 
 /// Elements per block: four vectors of `f32`, enough independent additions to fill the pipeline.
 const BLOCK: usize = 32;
@@ -67,19 +67,15 @@ where
     O: Element<Wide = I::Wide>,
     P: Operator<I::Wide>,
 {
-    let (Ok(&sources), Ok(&dests)) = (
-        <&[Source; N]>::try_from(job.sources),
-        <&[*mut u8; N]>::try_from(job.dests),
-    ) else {
+    let (Ok(&sources), Dests::Sources) = (<&[Source; N]>::try_from(job.sources), job.dests) else {
         return false;
     };
-    let (sources, dests) = (&sources, &dests);
     // SAFETY: passed on.
     unsafe {
         all_blocks::<ASKS, I, O, P>(
             &Job {
-                sources,
-                dests,
+                sources: &sources,
+                dests: Dests::Sources,
                 ..*job
             },
             start,
@@ -160,12 +156,12 @@ where
             for j in 1..B {
                 out[j] = O::narrow(P::leave(all[j], job.ranks));
             }
-            for dest in job.dests {
+            job.dests.each(job.sources, |dest| {
                 let dest = dest.cast::<O>().add(at);
                 for j in 0..B {
                     dest.add(j).write(out[j]);
                 }
-            }
+            });
         }
         at += B;
     }

@@ -255,11 +255,11 @@ where
         for j in 1..PAIRS {
             out[j] = pack::<V, O, P>(all[j], job.ranks);
         }
-        for dest in job.dests {
+        job.dests.each(job.sources, |dest| {
             for (j, packed) in out.iter().enumerate() {
                 O::store(dest.cast::<O>().add(of(j)), *packed);
             }
-        }
+        });
     }
 }
 

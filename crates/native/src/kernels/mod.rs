@@ -208,10 +208,29 @@ pub(crate) struct Source {
     pub(crate) far: bool,
 }
 
+/// Where a result goes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Dests<'a> {
+    /// Over every source.
+    Sources,
+    At(&'a [*mut u8]),
+}
+
+impl Dests<'_> {
+    /// Calls `put` with each.
+    #[inline(always)]
+    fn each(self, sources: &[Source], mut put: impl FnMut(*mut u8)) {
+        match self {
+            Self::Sources => sources.iter().for_each(|source| put(source.ptr.cast_mut())),
+            Self::At(dests) => dests.iter().for_each(|&dest| put(dest)),
+        }
+    }
+}
+
 /// What a loop is to do.
 struct Job<'a> {
     sources: &'a [Source],
-    dests: &'a [*mut u8],
+    dests: Dests<'a>,
     /// Elements of each.
     len: usize,
     /// What averages are divided by.
@@ -237,7 +256,7 @@ pub(crate) unsafe fn reduce(
     op: ReduceOp,
     dtype: DType,
     sources: &[Source],
-    dests: &[*mut u8],
+    dests: Dests<'_>,
     len: usize,
     ranks: usize,
 ) {
@@ -273,7 +292,7 @@ pub(crate) unsafe fn partial(
     };
     let job = Job {
         sources,
-        dests: &[out],
+        dests: Dests::At(&[out]),
         len,
         ranks: 1,
         ahead: kernels.ahead(),
@@ -311,7 +330,7 @@ pub(crate) unsafe fn finish(
         .collect();
     let job = Job {
         sources: &sources,
-        dests,
+        dests: Dests::At(dests),
         len,
         ranks,
         ahead: kernels.ahead(),

@@ -203,12 +203,13 @@ impl Case {
         let wanted = self.wanted(op, dtype, &inputs);
         let sources = Self::sources(&mut inputs);
         let mut outside = vec![Memory::new(self.offsets[9], dtype.size(), self.len); 2];
-        let dests: Vec<_> = match self.in_place {
-            true => sources.iter().map(|source| source.ptr.cast_mut()).collect(),
-            false => outside.iter_mut().map(Memory::ptr).collect(),
+        let outside_ptrs: Vec<_> = outside.iter_mut().map(Memory::ptr).collect();
+        let dests = match self.in_place {
+            true => Dests::Sources,
+            false => Dests::At(&outside_ptrs),
         };
         // SAFETY: `sources` and `dests` point to `len` elements of memory that lives on below.
-        unsafe { reduce(kernels, op, dtype, &sources, &dests, self.len, self.ranks) };
+        unsafe { reduce(kernels, op, dtype, &sources, dests, self.len, self.ranks) };
         let written = if self.in_place { &inputs } else { &outside };
         for memory in written {
             assert_same(dtype, op, memory.get(), &wanted, &format!("{kernels:?}"));
@@ -399,7 +400,7 @@ fn a_lone_nan_keeps_its_bits() {
                 // SAFETY: all have 37 elements.
                 unsafe {
                     let dest = out.as_mut_ptr().cast();
-                    reduce(kernels, op, DType::F32, &sources, &[dest], 37, 3);
+                    reduce(kernels, op, DType::F32, &sources, Dests::At(&[dest]), 37, 3);
                 }
                 assert_eq!(
                     bytemuck::cast_slice::<_, u8>(&out),

@@ -192,26 +192,29 @@ impl Local {
         let bytes = buf.byte_len();
         sources.clear();
         let place = own.place()?;
+        if !matches!(place, Place::Inline | Place::Shared) {
+            return None;
+        }
         for rank in 0..self.ranks() {
-            let descriptor = match rank == self.me() {
-                true => *own,
-                false => self.control.descriptor(rank, op),
-            };
+            if rank == self.me() {
+                let (ptr, factor) = (buf.as_ptr().as_ptr(), own.factor);
+                let far = false;
+                sources.push(Source { ptr, factor, far });
+                continue;
+            }
+            let descriptor = self.control.descriptor(rank, op);
             if !descriptor.agrees_with(own) || descriptor.place() != Some(place) {
                 return None;
             }
-            let ptr = match place {
-                Place::Inline if rank == self.me() => buf.as_ptr().as_ptr(),
-                Place::Inline => self.control.inline(rank, op, bytes),
-                Place::Shared => {
+            let ptr = match place == Place::Inline {
+                true => self.control.inline(rank, op, bytes),
+                false => {
                     let world = self.seat.world[rank];
                     let segment = self.seat.maps.get(world, descriptor.segment)?;
                     segment.range(descriptor.offset as usize, bytes)?
                 }
-                Place::Nowhere | Place::Staged => return None,
             };
-            let factor = descriptor.factor;
-            let far = rank != self.me();
+            let (factor, far) = (descriptor.factor, true);
             sources.push(Source { ptr, factor, far });
         }
         Some(place)
