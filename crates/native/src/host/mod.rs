@@ -12,7 +12,9 @@
 //! | `pull.rs` | calls in which each rank reads what it needs from the others' inputs |
 //! | `joined.rs` | calls of a batch that are one operation |
 //! | `reduce.rs` | calls in which each rank reduces a slice of everybody's memory |
+//! | `asking.rs` | whether it asks for peers' lines before it reads them |
 
+mod asking;
 mod bell;
 mod books;
 mod control;

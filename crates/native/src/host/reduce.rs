@@ -158,7 +158,9 @@ impl Local {
         // this operation and leave alone until all have done their parts, or of the own
         // buffer; each is valid for the elements named, since lengths agree. Slices of different
         // ranks do not overlap, nor do parts, and each part is taken by one.
-        unsafe { kernels::reduce(kernels, op, dtype, sources, to, len, size) }
+        let reduce =
+            |kernels| unsafe { kernels::reduce(kernels, op, dtype, sources, to, len, size) };
+        self.asking.reduce(kernels, len * dtype.size(), reduce);
     }
 
     /// Where the slice of a rank of `len` elements starts and ends.

@@ -103,7 +103,7 @@ pub(crate) enum Kernels {
     Avx2,
     /// Those and AVX-512, likewise.
     #[cfg(target_arch = "x86_64")]
-    Avx512(Ahead),
+    Avx512(Option<Ahead>),
 }
 
 /// How loops ask for lines of other processes some time before they read them.
@@ -173,7 +173,12 @@ impl Kernels {
                 _ => (Ahead::INTEL, Ahead::AMD),
             };
             let avx512 = |ahead| (avx2 && avx512).then_some(Self::Avx512(ahead));
-            [avx2.then_some(Self::Avx2), avx512(other), avx512(better)]
+            [
+                avx2.then_some(Self::Avx2),
+                avx512(None),
+                avx512(Some(other)),
+                avx512(Some(better)),
+            ]
         };
         #[cfg(not(target_arch = "x86_64"))]
         let special: [Option<Self>; 0] = [];
@@ -184,8 +189,22 @@ impl Kernels {
     fn ahead(self) -> Option<Ahead> {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512(ahead) => Some(ahead),
+            Self::Avx512(ahead) => ahead,
             _ => None,
+        }
+    }
+
+    /// Whether loops ask for peers' lines before they read them.
+    pub(crate) fn asks(self) -> bool {
+        self.ahead().is_some()
+    }
+
+    /// The same loops, if they do not.
+    pub(crate) fn not_asking(self) -> Self {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(_) => Self::Avx512(None),
+            other => other,
         }
     }
 }

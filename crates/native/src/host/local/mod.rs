@@ -15,6 +15,7 @@ use phalanx_pg::{
 };
 use smallvec::SmallVec;
 
+use super::asking::Asking;
 use super::bell::Belfry;
 use super::books::{Books, Numbers, reached};
 use super::control::{
@@ -63,6 +64,7 @@ pub(crate) struct Local {
     pub(crate) seat: Seat,
     pub(crate) control: Control,
     patience: Patience,
+    pub(crate) asking: Asking,
     numbers: Numbers,
     books: Mutex<Books>,
     /// Chunks that have gone through the staging rings, the same on all ranks.
@@ -97,6 +99,7 @@ impl Local {
     pub(crate) fn new(seat: Seat, control: Control) -> Self {
         Self {
             patience: Patience::new(seat.cores_suffice),
+            asking: Asking::new(),
             lost: seat.ranks.iter().map(|_| OnceLock::new()).collect(),
             seat,
             control,
