@@ -1,33 +1,36 @@
 //! Whether loops ask for peers' lines before they read them.
 //!
-//! It gains a twentieth to a fifth of the time, or costs a tenth: which, is one rank's own, lasts for
+//! It gains a thirtieth to a fifth of the time, or costs a tenth: which, is one rank's own, lasts for
 //! seconds, and nothing that a program can look at tells it. So both ways are tried now and then, in
-//! turn, and the one that was faster more often is kept until the next time. Results do not depend on
-//! it, so ranks need not agree.
+//! turn. Results do not depend on it, so ranks need not agree.
 
 use std::ops::RangeInclusive;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use crate::kernels::Kernels;
 
 /// Reductions from one trial to the next: some milliseconds of what is worth trying.
-const PERIOD: u32 = 512;
+const PERIOD: u32 = 1024;
 /// Reductions of a trial, each way half of them.
-const TRIAL: u32 = 16;
+const TRIAL: usize = 32;
 /// Bytes of a reduction that are worth trying: below there is little to ask for, and above, the memory
 /// is what limits.
 const TRIED: RangeInclusive<usize> = 8 << 10..=512 << 10;
+/// By how many hundredths not asking has to be faster to be preferred. Where it is, it is so by more
+/// than this; where it is not, times differ by this much by chance.
+const MARGIN: u64 = 5;
 
-/// One rank's choice in a group. Used by one thread at a time; atomic for the compiler's sake.
+/// One rank's choice in a group.
 #[derive(Debug)]
 pub(crate) struct Asking {
-    /// Reductions since the last trial began.
+    /// Reductions since the last trial began. Used by one thread at a time; atomic for the compiler's
+    /// sake.
     turn: AtomicU32,
-    /// How often asking was the faster one of a pair, less how often it was not.
-    wins: AtomicI32,
-    /// What the first of a pair took, in picoseconds for each byte.
-    first: AtomicU64,
+    /// What those of the trial took, in picoseconds for each byte.
+    times: Mutex<[u64; TRIAL]>,
     asks: AtomicBool,
 }
 
@@ -35,13 +38,12 @@ impl Asking {
     pub(crate) fn new() -> Self {
         Self {
             turn: AtomicU32::new(0),
-            wins: AtomicI32::new(0),
-            first: AtomicU64::new(0),
+            times: Mutex::new([0; TRIAL]),
             asks: AtomicBool::new(true),
         }
     }
 
-    /// Does a reduction that reads `bytes` of each source, with the loops that are faster now.
+    /// Does a reduction that reads `bytes` of each source, with the loops that are better now.
     #[inline]
     pub(crate) fn reduce(&self, kernels: Kernels, bytes: usize, reduce: impl FnOnce(Kernels)) {
         if !kernels.asks() || !TRIED.contains(&bytes) {
@@ -49,6 +51,7 @@ impl Asking {
         }
         let turn = self.turn.load(Ordering::Relaxed);
         self.turn.store((turn + 1) % PERIOD, Ordering::Relaxed);
+        let turn = turn as usize;
         let (asks, start) = match turn < TRIAL {
             true => (asks_in(turn), Some(Instant::now())),
             false => (self.asks.load(Ordering::Relaxed), None),
@@ -63,32 +66,28 @@ impl Asking {
     }
 
     /// What a reduction of the trial took.
-    fn tell(&self, turn: u32, took: Duration, bytes: usize) {
-        let took = took.as_nanos() as u64 * 1000 / bytes as u64;
-        if turn.is_multiple_of(2) {
-            return self.first.store(took, Ordering::Relaxed);
+    fn tell(&self, turn: usize, took: Duration, bytes: usize) {
+        let mut times = self.times.lock();
+        times[turn] = took.as_nanos() as u64 * 1000 / bytes as u64;
+        if turn + 1 < TRIAL {
+            return;
         }
-        let first = self.first.load(Ordering::Relaxed);
-        let first_won = first < took;
-        let win = if first_won == asks_in(turn - 1) {
-            1
-        } else {
-            -1
+        let median = |asks: bool| {
+            let mut of = [0; TRIAL / 2];
+            let ways = (0..TRIAL).filter(|&turn| asks_in(turn) == asks);
+            of.iter_mut()
+                .zip(ways)
+                .for_each(|(to, turn)| *to = times[turn]);
+            of.sort_unstable();
+            of[of.len() / 2]
         };
-        let before = if turn == 1 {
-            0
-        } else {
-            self.wins.load(Ordering::Relaxed)
-        };
-        self.wins.store(before + win, Ordering::Relaxed);
-        if turn == TRIAL - 1 && before + win != 0 {
-            self.asks.store(before + win > 0, Ordering::Relaxed);
-        }
+        let much_slower = median(true) * 100 > median(false) * (100 + MARGIN);
+        self.asks.store(!much_slower, Ordering::Relaxed);
     }
 }
 
-/// Which way the reduction of a trial goes: yes, no, no, yes, and so on.
-fn asks_in(turn: u32) -> bool {
+/// Which way a reduction of the trial goes: yes, no, no, yes, and so on.
+fn asks_in(turn: usize) -> bool {
     (turn ^ turn >> 1) & 1 == 0
 }
 
@@ -98,19 +97,21 @@ mod tests {
 
     const BYTES: usize = 32 << 10;
 
-    /// What it does in one period, if asking takes `asking` and not asking `other`.
-    fn period(asking: &Asking, [yes, no]: [u64; 2]) {
+    /// A trial in which asking takes `yes` nanoseconds and not asking `no`.
+    fn trial(asking: &Asking, [yes, no]: [u64; 2]) {
         for turn in 0..TRIAL {
             let took = if asks_in(turn) { yes } else { no };
-            asking.tell(turn, Duration::from_nanos(took), BYTES);
+            // Somebody else had the processor for a while.
+            let lost = if turn % 5 == 0 { 10_000 } else { 0 };
+            asking.tell(turn, Duration::from_nanos(took + lost), BYTES);
         }
     }
 
     #[test]
-    fn what_was_faster_is_kept_until_it_is_not() {
+    fn what_was_better_is_kept_until_it_is_not() {
         let asking = Asking::new();
-        for (times, asks) in [([900, 800], false), ([800, 900], true), ([901, 900], false)] {
-            period(&asking, times);
+        for (times, asks) in [([900, 800], false), ([810, 800], true), ([900, 800], false)] {
+            trial(&asking, times);
             assert_eq!(asking.asks.load(Ordering::Relaxed), asks, "{times:?}");
         }
     }
@@ -119,8 +120,8 @@ mod tests {
     fn both_ways_are_tried_alike_and_in_both_orders() {
         let ways: Vec<_> = (0..TRIAL).map(asks_in).collect();
         let orders = |order: [bool; 2]| ways.chunks(2).filter(|pair| **pair == order).count();
-        assert_eq!(orders([true, false]), TRIAL as usize / 4);
-        assert_eq!(orders([false, true]), TRIAL as usize / 4);
+        assert_eq!(orders([true, false]), TRIAL / 4);
+        assert_eq!(orders([false, true]), TRIAL / 4);
     }
 
     #[test]
