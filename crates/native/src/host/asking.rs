@@ -21,7 +21,7 @@ const TRIAL: usize = 32;
 const TRIED: RangeInclusive<usize> = 8 << 10..=512 << 10;
 /// By how many hundredths not asking has to be faster to be preferred. Where it is, it is so by more
 /// than this; where it is not, times differ by this much by chance.
-const MARGIN: u64 = 5;
+const MARGIN: u64 = 8;
 
 /// One rank's choice in a group.
 #[derive(Debug)]
