@@ -4,7 +4,7 @@
 //! seconds, and nothing that a program can look at tells it. So both ways are tried now and then, in
 //! turn. Results do not depend on it, so ranks need not agree.
 
-use std::ops::RangeInclusive;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -13,19 +13,22 @@ use parking_lot::Mutex;
 use crate::kernels::Kernels;
 
 /// Reductions from one trial to the next: some milliseconds of what is worth trying.
-const PERIOD: u32 = 1024;
+const PERIOD: u32 = 512;
 /// Reductions of a trial, each way half of them.
 const TRIAL: usize = 32;
-/// Bytes of a reduction that are worth trying: below there is little to ask for, and above, the memory
+/// Powers of two of bytes that are worth trying: below there is little to ask for, and above, the memory
 /// is what limits.
-const TRIED: RangeInclusive<usize> = 8 << 10..=512 << 10;
+const TRIED: Range<u32> = 13..20;
 /// By how many hundredths not asking has to be faster to be preferred. Where it is, it is so by more
 /// than this; where it is not, times differ by this much by chance.
 const MARGIN: u64 = 8;
 
-/// One rank's choice in a group.
+/// One rank's choices in a group, by the power of two of bytes.
 #[derive(Debug)]
-pub(crate) struct Asking {
+pub(crate) struct Asking([Choice; (TRIED.end - TRIED.start) as usize]);
+
+#[derive(Debug)]
+struct Choice {
     /// Reductions since the last trial began. Used by one thread at a time; atomic for the compiler's
     /// sake.
     turn: AtomicU32,
@@ -36,6 +39,22 @@ pub(crate) struct Asking {
 
 impl Asking {
     pub(crate) fn new() -> Self {
+        Self(std::array::from_fn(|_| Choice::new()))
+    }
+
+    /// Does a reduction that reads `bytes` of each source, with the loops that are better now.
+    #[inline]
+    pub(crate) fn reduce(&self, kernels: Kernels, bytes: usize, reduce: impl FnOnce(Kernels)) {
+        let class = (bytes | 1).ilog2().checked_sub(TRIED.start);
+        match class.and_then(|class| self.0.get(class as usize)) {
+            Some(choice) if kernels.asks() => choice.reduce(kernels, bytes, reduce),
+            _ => reduce(kernels),
+        }
+    }
+}
+
+impl Choice {
+    fn new() -> Self {
         Self {
             turn: AtomicU32::new(0),
             times: Mutex::new([0; TRIAL]),
@@ -43,12 +62,8 @@ impl Asking {
         }
     }
 
-    /// Does a reduction that reads `bytes` of each source, with the loops that are better now.
     #[inline]
-    pub(crate) fn reduce(&self, kernels: Kernels, bytes: usize, reduce: impl FnOnce(Kernels)) {
-        if !kernels.asks() || !TRIED.contains(&bytes) {
-            return reduce(kernels);
-        }
+    fn reduce(&self, kernels: Kernels, bytes: usize, reduce: impl FnOnce(Kernels)) {
         let turn = self.turn.load(Ordering::Relaxed);
         self.turn.store((turn + 1) % PERIOD, Ordering::Relaxed);
         let turn = turn as usize;
@@ -98,21 +113,21 @@ mod tests {
     const BYTES: usize = 32 << 10;
 
     /// A trial in which asking takes `yes` nanoseconds and not asking `no`.
-    fn trial(asking: &Asking, [yes, no]: [u64; 2]) {
+    fn trial(choice: &Choice, [yes, no]: [u64; 2]) {
         for turn in 0..TRIAL {
             let took = if asks_in(turn) { yes } else { no };
             // Somebody else had the processor for a while.
             let lost = if turn % 5 == 0 { 10_000 } else { 0 };
-            asking.tell(turn, Duration::from_nanos(took + lost), BYTES);
+            choice.tell(turn, Duration::from_nanos(took + lost), BYTES);
         }
     }
 
     #[test]
     fn what_was_better_is_kept_until_it_is_not() {
-        let asking = Asking::new();
+        let choice = Choice::new();
         for (times, asks) in [([900, 800], false), ([810, 800], true), ([900, 800], false)] {
-            trial(&asking, times);
-            assert_eq!(asking.asks.load(Ordering::Relaxed), asks, "{times:?}");
+            trial(&choice, times);
+            assert_eq!(choice.asks.load(Ordering::Relaxed), asks, "{times:?}");
         }
     }
 
@@ -127,7 +142,7 @@ mod tests {
     #[test]
     fn every_reduction_is_done_once_with_loops_of_the_processor() {
         let kernels = Kernels::available().last().unwrap();
-        for bytes in [100, BYTES, 1 << 20] {
+        for bytes in [0, 100, 8 << 10, BYTES, (1 << 20) - 1, 1 << 20] {
             let (asking, mut done) = (Asking::new(), 0);
             for _ in 0..2 * PERIOD {
                 asking.reduce(kernels, bytes, |way| {
