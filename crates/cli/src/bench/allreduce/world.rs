@@ -14,6 +14,8 @@ use crate::Failure;
 const START_LIMIT: Duration = Duration::from_secs(240);
 /// More than any window takes that is worth waiting for.
 const WINDOW_LIMIT: Duration = Duration::from_secs(180);
+/// How long to listen for other reasons when a rank could not start.
+const REASONS_LIMIT: Duration = Duration::from_secs(1);
 /// How long processes get to leave by themselves.
 const LEAVE_LIMIT: Duration = Duration::from_secs(5);
 /// A line of times has some ten bytes for each operation.
@@ -39,6 +41,25 @@ impl Desk {
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Why ranks could not start, one of them for the `first` reason: it may only have lost another one,
+    /// which says why. `missing` have not reported yet.
+    fn all_reasons(&self, first: &Failure, mut missing: usize) -> Failure {
+        let deadline = Instant::now() + REASONS_LIMIT;
+        let mut reasons = vec![first.to_string()];
+        while missing > 0 && Instant::now() < deadline {
+            let Ok((socket, _)) = self.listener.accept() else {
+                std::thread::sleep(Duration::from_millis(5));
+                continue;
+            };
+            missing -= 1;
+            let hello = Line::new(socket).and_then(|mut line| line.hello(deadline));
+            reasons.extend(hello.err().map(|reason| reason.to_string()));
+        }
+        reasons.sort();
+        reasons.dedup();
+        reasons.join("; and ").into()
     }
 }
 
@@ -75,10 +96,10 @@ impl World {
         let mut arrived = (0..ranks).map(|_| None).collect::<Vec<Option<Line>>>();
         let mut version = String::new();
         let deadline = Instant::now() + START_LIMIT;
-        for _ in 0..ranks {
+        for missing in (0..ranks).rev() {
             let mut line = Line::new(processes.accept(&desk.listener, deadline)?)?;
-            let hello = line.read(deadline)?;
-            let (rank, name) = parse_hello(&hello)?;
+            let hello = line.hello(deadline);
+            let (rank, name) = hello.map_err(|first| desk.all_reasons(&first, missing))?;
             if rank == 0 {
                 version = name;
             }
@@ -175,6 +196,11 @@ impl Line {
         })
     }
 
+    /// The first line of a rank: who it is and what it calls itself.
+    fn hello(&mut self, deadline: Instant) -> Result<(usize, String), Failure> {
+        parse_hello(&self.read(deadline)?)
+    }
+
     /// A line, or nothing if the rank has left.
     fn read(&mut self, deadline: Instant) -> Result<String, Failure> {
         let mut line = Vec::new();
@@ -227,6 +253,24 @@ mod tests {
             .err()
             .unwrap();
         assert!(error.to_string().contains("ended before"), "{error}");
+    }
+
+    #[test]
+    fn all_ranks_that_cannot_start_say_why() {
+        let desk = Desk::new().unwrap();
+        let say = |what: &str| {
+            let mut rank = UnixStream::connect(desk.path()).unwrap();
+            writeln!(rank, "{what}").unwrap();
+            rank
+        };
+        let _ranks = [
+            "fail the store went away",
+            "hello 2 somebody",
+            "fail bad setting",
+        ]
+        .map(say);
+        let error = World::start(&desk, Vec::new(), 3).err().unwrap();
+        assert_eq!(error.to_string(), "bad setting; and the store went away");
     }
 
     #[test]
