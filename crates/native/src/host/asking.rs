@@ -132,6 +132,34 @@ mod tests {
     }
 
     #[test]
+    fn each_size_goes_its_own_better_way() {
+        let kernels = Kernels::available().last().unwrap();
+        let asking = Asking::new();
+        // A processor that cannot ask has one way, and no choices.
+        let choices = &asking.0[usize::from(!kernels.asks()) * asking.0.len()..];
+        for (class, choice) in choices.iter().enumerate() {
+            let times = if class % 2 == 0 {
+                [900, 800]
+            } else {
+                [800, 900]
+            };
+            trial(choice, times);
+            choice.turn.store(TRIAL as u32, Ordering::Relaxed);
+            let wanted = if class % 2 == 0 {
+                kernels.not_asking()
+            } else {
+                kernels
+            };
+            let bytes = 1 << (TRIED.start as usize + class);
+            for bytes in [bytes, 2 * bytes - 1] {
+                asking.reduce(kernels, bytes, |way| {
+                    assert_eq!(way, wanted, "{bytes} bytes")
+                });
+            }
+        }
+    }
+
+    #[test]
     fn both_ways_are_tried_alike_and_in_both_orders() {
         let ways: Vec<_> = (0..TRIAL).map(asks_in).collect();
         let orders = |order: [bool; 2]| ways.chunks(2).filter(|pair| **pair == order).count();

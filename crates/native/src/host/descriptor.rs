@@ -97,14 +97,9 @@ impl Descriptor {
 
     /// Where the input is; `None` if a peer wrote nonsense.
     pub(crate) fn place(&self) -> Option<Place> {
-        const LAST: u8 = Place::Staged as u8;
-        Some(match self.place {
-            0 => Place::Nowhere,
-            1 => Place::Inline,
-            2 => Place::Shared,
-            LAST => Place::Staged,
-            _ => return None,
-        })
+        // In the order of their numbers.
+        let places = [Place::Nowhere, Place::Inline, Place::Shared, Place::Staged];
+        places.get(usize::from(self.place)).copied()
     }
 
     /// A number that differs, most likely, between ranks that have called different things.

@@ -154,13 +154,13 @@ impl Local {
         let only = root.map(|root| [sources[root].ptr.cast_mut()]);
         let to = only.as_ref().map_or(Dests::Sources, |root| Dests::At(root));
         let (kernels, size) = (self.seat.kernels, self.seat.size);
-        // SAFETY: the addresses are of buffers and chunks that their ranks have announced for
-        // this operation and leave alone until all have done their parts, or of the own
-        // buffer; each is valid for the elements named, since lengths agree. Slices of different
-        // ranks do not overlap, nor do parts, and each part is taken by one.
-        let reduce =
-            |kernels| unsafe { kernels::reduce(kernels, op, dtype, sources, to, len, size) };
-        self.asking.reduce(kernels, len * dtype.size(), reduce);
+        self.asking.reduce(kernels, len * dtype.size(), |kernels| {
+            // SAFETY: the addresses are of buffers and chunks that their ranks have announced for
+            // this operation and leave alone until all have done their parts, or of the own
+            // buffer; each is valid for the elements named, since lengths agree. Slices of different
+            // ranks do not overlap, nor do parts, and each part is taken by one.
+            unsafe { kernels::reduce(kernels, op, dtype, sources, to, len, size) }
+        });
     }
 
     /// Where the slice of a rank of `len` elements starts and ends.

@@ -199,7 +199,7 @@ impl Kernels {
         self.ahead().is_some()
     }
 
-    /// The same loops, if they do not.
+    /// The same loops, without asking.
     pub(crate) fn not_asking(self) -> Self {
         match self {
             #[cfg(target_arch = "x86_64")]
