@@ -32,7 +32,7 @@ struct Choice {
     /// Reductions since the last trial began. Used by one thread at a time; atomic for the compiler's
     /// sake.
     turn: AtomicU32,
-    /// What those of the trial took, in picoseconds for each byte.
+    /// What those of the trial took, in femtoseconds for each byte.
     times: Mutex<[u64; TRIAL]>,
     asks: AtomicBool,
 }
@@ -83,7 +83,7 @@ impl Choice {
     /// What a reduction of the trial took.
     fn tell(&self, turn: usize, took: Duration, bytes: usize) {
         let mut times = self.times.lock();
-        times[turn] = took.as_nanos() as u64 * 1000 / bytes as u64;
+        times[turn] = took.as_nanos() as u64 * 1_000_000 / bytes as u64;
         if turn + 1 < TRIAL {
             return;
         }
