@@ -54,19 +54,24 @@ fn left_out() -> Vec<String> {
 ///
 /// If it does not build.
 pub fn build(targets: &[&str]) -> PathBuf {
+    let test = std::env::current_exe().expect("the path of this test");
+    let deps = test.parent().expect("a directory");
+    let built = deps.parent().expect("a directory above it").to_owned();
+    let target = built.parent().expect("a target directory");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     // The whole workspace, so that features, and with them what is built already, are the same.
     let status = Command::new(cargo)
         .args(["build", "--quiet", "--workspace", "--bin", "phalanx"])
         .args(targets)
         .args(left_out())
+        // Said again: a relative CARGO_TARGET_DIR was meant from elsewhere.
+        .arg("--target-dir")
+        .arg(target)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .status()
         .expect("run cargo build");
     assert!(status.success(), "the programs do not build");
-    let test = std::env::current_exe().expect("the path of this test");
-    let deps = test.parent().expect("a directory");
-    deps.parent().expect("a directory above it").to_owned()
+    built
 }
 
 /// Ranks that the right launcher for a backend starts: mpirun for `mpi`, the testkit for others.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::shell::{Cmd, root};
+use crate::shell::{Cmd, root, target_dir};
 use crate::slurm::Cluster;
 use crate::{Failure, cache};
 
@@ -221,11 +221,10 @@ impl Setup {
         if !build.status()?.success() {
             return Err("the Rust side does not build".into());
         }
-        let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-        let built = root()
-            .join(target.unwrap_or_else(|| "target".into()))
-            .join("debug");
-        Ok(Self { python, built })
+        Ok(Self {
+            python,
+            built: target_dir().join("debug"),
+        })
     }
 
     fn example(&self, name: &str) -> Command {

@@ -1,26 +1,75 @@
 //! Running other programs from the top of the work tree, with their output in sight.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io::{BufRead, BufReader, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
 
 use crate::Failure;
 
 /// The top of the work tree.
+///
+/// Of the clone that is meant, not of the clone that this program was built in: a target directory
+/// may be shared by several. Under `cargo run` and `cargo test` cargo names a package of that clone;
+/// which package depends on who runs this program, so the top is searched for above it. Started from
+/// a shell, the current directory says which clone, and outside of any clone only the build can.
 pub(crate) fn root() -> PathBuf {
-    // Asked at run time, because a target directory may be shared by several clones.
-    let here = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
-    let here = here.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
-    here.parent().map(Into::into).unwrap_or(here)
+    let package = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+    let built_in = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let starts = package.into_iter().chain(std::env::current_dir().ok());
+    let top = starts
+        .chain([built_in.clone()])
+        .find_map(|dir| top_above(&dir));
+    // A clone that was moved away after the build: the commands that need it say what is missing.
+    top.unwrap_or(built_in)
 }
 
-/// Where cargo puts what it builds.
+/// The nearest directory, from `dir` up, that is the top of a work tree of this project.
+fn top_above(dir: &Path) -> Option<PathBuf> {
+    let is_top = |dir: &&Path| {
+        let has = |file: &str| dir.join(file).is_file();
+        has("Cargo.toml") && has("xtask/src/shell.rs") && has("crates/phalanx/Cargo.toml")
+    };
+    dir.ancestors().find(is_top).map(Into::into)
+}
+
+/// Where cargo puts what it builds, as an absolute path.
+///
+/// Cargo is asked: besides `CARGO_TARGET_DIR` any of its configuration files may say it.
 pub(crate) fn target_dir() -> PathBuf {
-    let chosen = std::env::var_os("CARGO_TARGET_DIR").filter(|dir| !dir.is_empty());
-    // Joined: a relative one is meant from where cargo runs.
-    root().join(chosen.unwrap_or_else(|| "target".into()))
+    static TARGET_DIR: OnceLock<PathBuf> = OnceLock::new();
+    let ask = || -> Result<PathBuf, Failure> {
+        let metadata = ["metadata", "--format-version=1", "--no-deps", "--offline"];
+        let text = Cmd::new(cargo_program()).args(metadata).read()?;
+        let metadata: serde_json::Value = serde_json::from_str(&text)?;
+        let dir = metadata["target_directory"].as_str();
+        Ok(dir
+            .ok_or("cargo metadata names no target directory")?
+            .into())
+    };
+    let default = |failure: Failure| {
+        eprintln!("{failure}; taking `target` for cargo's target directory");
+        root().join("target")
+    };
+    TARGET_DIR
+        .get_or_init(|| ask().unwrap_or_else(default))
+        .clone()
+}
+
+/// The cargo that runs this program.
+fn cargo_program() -> OsString {
+    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+}
+
+/// A word as one would type it in a shell.
+pub(crate) fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
 }
 
 /// Names the packages that tests are built without, for the programs that they build themselves.
@@ -47,7 +96,15 @@ impl Cmd {
 
     /// The cargo that runs this program.
     pub(crate) fn cargo() -> Self {
-        Self::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        let cargo = Self::new(cargo_program());
+        // Tests run in their package's directory, and the cargo that they start would take a relative
+        // path from there.
+        match std::env::var_os("CARGO_TARGET_DIR") {
+            Some(dir) if !dir.is_empty() && Path::new(&dir).is_relative() => {
+                cargo.env("CARGO_TARGET_DIR", target_dir())
+            }
+            _ => cargo,
+        }
     }
 
     /// The cargo of another toolchain.
@@ -133,14 +190,49 @@ impl fmt::Display for Cmd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (name, value) in self.0.get_envs() {
             let value = value.unwrap_or_default().display();
-            write!(f, "{}='{value}' ", name.display())?;
+            write!(f, "{}={} ", name.display(), quoted(&value.to_string()))?;
         }
         // The full path of cargo tells nobody anything.
         let program = PathBuf::from(self.0.get_program());
         write!(f, "{}", program.file_name().unwrap_or_default().display())?;
         for arg in self.0.get_args() {
-            write!(f, " {}", arg.display())?;
+            write!(f, " {}", quoted(&arg.display().to_string()))?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_top_is_found_from_every_package_and_from_nowhere_else() {
+        let top = root();
+        for package in [
+            "",
+            "xtask",
+            "tests/with-burn",
+            "crates/phalanx",
+            "tests/consumer/src",
+        ] {
+            assert_eq!(
+                top_above(&top.join(package)),
+                Some(top.clone()),
+                "{package}"
+            );
+        }
+        assert_eq!(top_above(Path::new("/")), None);
+        assert_eq!(top_above(top.parent().expect("a directory above")), None);
+    }
+
+    #[test]
+    fn a_command_is_shown_as_one_would_type_it() {
+        let cmd = Cmd::new("/usr/bin/cargo").args(["run", "--", "a b", "it's", ""]);
+        let cmd = cmd.env("DIR", "/with space");
+        assert_eq!(
+            cmd.to_string(),
+            r"DIR='/with space' cargo run -- 'a b' 'it'\''s' ''"
+        );
     }
 }

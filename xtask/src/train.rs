@@ -7,7 +7,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use crate::Failure;
-use crate::shell::{Cmd, as_in_tests, root, target_dir};
+use crate::shell::{Cmd, as_in_tests, quoted, root, target_dir};
 
 /// What the default number of epochs reaches; less means that something is broken.
 const ACCURACY: f64 = 0.96;
@@ -259,7 +259,8 @@ fn conclude(
     println!("\nthe same by hand:");
     println!("  cargo {}", build_args(framework).join(" "));
     for outcome in [Some(together), alone].into_iter().flatten() {
-        println!("  {}", outcome.words.join(" "));
+        let words: Vec<String> = outcome.words.iter().map(|word| quoted(word)).collect();
+        println!("  {}", words.join(" "));
     }
     if framework == Framework::Builtin {
         println!("\nnext, the same with a convolutional network in burn, {BURN_COST}:");

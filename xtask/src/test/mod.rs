@@ -1,6 +1,7 @@
 //! `cargo xtask test`: every check there is, and what it came to.
 
 mod needs;
+mod plan;
 mod report;
 mod suites;
 mod tally;
@@ -9,6 +10,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use crate::{Failure, nccl};
+use plan::Plan;
 use report::{Line, Report};
 use suites::{SUITES, Suite};
 use tally::Tally;
@@ -18,7 +20,7 @@ use tally::Tally;
 /// A failing suite does not stop the others; its output is repeated at the end, before a table of
 /// suites and a last line `N passed, M failed`. A suite whose tools are missing is skipped, and
 /// the table says why; what the gloo and mpi suites need is installed first as root on Debian and
-/// Ubuntu, which is said. Tests marked `#[ignore]` count as skipped,
+/// Ubuntu. The first lines say how long it takes, what will be installed and what skipped. Tests marked `#[ignore]` count as skipped,
 /// except with the reason "the child process of another test".
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -40,6 +42,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         .iter()
         .filter(|suite| args.only.is_empty() || args.only.iter().any(|name| name == suite.name))
         .collect();
+    print!("{}", Plan::new(&chosen, args));
     if args.require_all && chosen.iter().any(|suite| suite.name == "nccl") {
         // Without it the suite is skipped, which counts as a failure and says why.
         if let Err(failure) = nccl::WHEELS.fetch() {

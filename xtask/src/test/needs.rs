@@ -13,7 +13,26 @@ pub(super) struct Need {
     packages: &'static [&'static str],
 }
 
+/// What will be done about something that is not there.
+pub(super) enum Remedy {
+    /// These packages are installed with apt-get.
+    Install(&'static [&'static str]),
+    /// The suites that need it are skipped, for this reason.
+    Skip(String),
+}
+
 impl Need {
+    /// What will be done about it if it is not there; nothing is done yet.
+    pub(super) fn remedy(&self) -> Option<Remedy> {
+        if (self.is_there)() {
+            return None;
+        }
+        Some(match self.packages {
+            packages @ [_, ..] if may_install() => Remedy::Install(packages),
+            _ => Remedy::Skip(format!("no {}; {}", self.what, self.how_to_get)),
+        })
+    }
+
     /// What to tell the reader if it is not there and cannot be had.
     pub(super) fn missing(&self) -> Option<String> {
         if (self.is_there)() {
@@ -34,10 +53,14 @@ impl Need {
     }
 }
 
-/// Installs packages where that is known to work: as root, on Debian and Ubuntu.
+/// Whether packages are installed here: as root, on Debian and Ubuntu.
+fn may_install() -> bool {
+    shell("test $(id -u) = 0 && apt-get --version")
+}
+
+/// Installs packages where that is known to work.
 fn install(packages: &[&str]) -> Result<(), Failure> {
-    let is_root = Cmd::new("sh").args(["-c", "test $(id -u) = 0"]).succeeds();
-    if !is_root || !Cmd::new("apt-get").arg("--version").succeeds() {
+    if !may_install() {
         return Ok(());
     }
     println!(

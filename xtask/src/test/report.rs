@@ -17,6 +17,15 @@ impl Line {
         Self { suite, time, tally }
     }
 
+    /// The first failure, and why something was skipped.
+    fn remarks(&self) -> String {
+        let first = self.tally.first_failure.iter();
+        let first = first.map(|name| format!("first failure: {name}"));
+        let skipped = self.tally.why_skipped();
+        let skipped = (!skipped.is_empty()).then_some(skipped);
+        first.chain(skipped).collect::<Vec<_>>().join("; ")
+    }
+
     fn minutes(&self) -> f64 {
         self.time.as_secs_f64() / 60.0
     }
@@ -82,7 +91,7 @@ impl fmt::Display for Report {
                 "{:<12} {:7.1} {counts}  {}",
                 line.suite,
                 line.minutes(),
-                line.tally.why_skipped()
+                line.remarks()
             );
             writeln!(f, "{}", row.trim_end())?;
         }
@@ -112,6 +121,7 @@ mod tests {
         if skipped > 0 {
             tally.skip(skipped, "no mpirun");
         }
+        tally.first_failure = (failed > 0).then(|| "a::b".into());
         tally.evidence = vec!["boom".into()];
         report.add(Line::new("first", Duration::from_secs(90), tally));
         let mut tally = Tally::default();
@@ -145,6 +155,14 @@ mod tests {
         let row = "first            1.5        5        0        1  no mpirun\n";
         assert!(text.contains(row), "{text}");
         assert!(!text.contains("boom"), "{text}");
+    }
+
+    #[test]
+    fn the_table_names_the_first_failure() {
+        let text = report(false, 1, 1).to_string();
+        let row =
+            "first            1.5        5        1        1  first failure: a::b; no mpirun\n";
+        assert!(text.contains(row), "{text}");
     }
 
     #[test]

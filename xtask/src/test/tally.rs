@@ -22,6 +22,8 @@ pub(super) struct Tally {
     pub(super) failed: u64,
     pub(super) skipped: u64,
     why_skipped: Vec<String>,
+    /// The name of the first test that failed, or what failed instead of a test.
+    pub(super) first_failure: Option<String>,
     /// What to show again at the end.
     pub(super) evidence: Vec<String>,
     before: Counts,
@@ -52,6 +54,8 @@ impl Tally {
         if let Some(reason) = parse_ignored(line) {
             self.ignored.push(reason.to_owned());
         }
+        let failed = parse_failed(line, self.in_failures);
+        self.first_failure = self.first_failure.take().or(failed.map(str::to_owned));
         if let Some(counts) = parse_result(line) {
             self.in_failures = false;
             self.passed += counts.passed;
@@ -79,6 +83,9 @@ impl Tally {
                 // It failed by something other than a test: a build, a crash.
                 if self.failed == self.before.failed {
                     self.failed += 1;
+                    let error = self.tail.iter().find(|line| line.starts_with("error"));
+                    let what = error.unwrap_or(&problem).clone();
+                    self.first_failure.get_or_insert(what);
                 }
                 let tail: Vec<String> = self.tail.drain(..).collect();
                 let tests = std::mem::take(&mut self.failures);
@@ -125,6 +132,15 @@ impl Tally {
 fn parse_ignored(line: &str) -> Option<&str> {
     let (_, reason) = line.strip_prefix("test ")?.split_once(" ... ignored")?;
     Some(reason.strip_prefix(", ").unwrap_or("without a reason"))
+}
+
+/// Reads libtest's `test name ... FAILED`; among the failures also `---- name stdout ----`, because
+/// other output may have broken up the first.
+fn parse_failed(line: &str, in_failures: bool) -> Option<&str> {
+    let result = line.strip_prefix("test ");
+    let result = result.and_then(|rest| rest.strip_suffix(" ... FAILED"));
+    let heading = line.strip_prefix("---- ").filter(|_| in_failures);
+    result.or_else(|| heading?.strip_suffix(" stdout ----"))
 }
 
 /// Reads libtest's `test result: ok. 3 passed; 0 failed; 1 ignored; ...`.
@@ -212,6 +228,31 @@ mod tests {
             ["failures:", "---- a stdout ----", "boom", BAD]
         );
         assert!(evidence.len() < TAIL_LINES + 10);
+    }
+
+    #[test]
+    fn the_first_failure_has_a_name() {
+        let first = |lines: &[&str]| tally(lines, 101).first_failure.expect("a failure");
+        let lines = [
+            "test a ... ok",
+            "test m::b ... FAILED",
+            "test c ... FAILED",
+            BAD,
+        ];
+        assert_eq!(first(&lines), "m::b");
+        let lines = [
+            "test a ... noise",
+            "FAILED",
+            "failures:",
+            "",
+            "---- a stdout ----",
+            BAD,
+        ];
+        assert_eq!(first(&lines), "a");
+        let error = "error: could not compile `x` (lib)";
+        assert_eq!(first(&["   Compiling x", error, "more"]), error);
+        assert_eq!(first(&[]), "exit status: 101");
+        assert_eq!(tally(&[GOOD], 0).first_failure, None);
     }
 
     #[test]
